@@ -1,0 +1,296 @@
+"""Class moments, their merging, and positive definite factors, in float64 throughout.
+
+Legend: N samples, B batch, C classes, c classes of a block, K seam width.
+
+Float32 is not enough here: one-pass E[zzᵀ] − μμᵀ loses everything when the mean is large, and rounding a
+covariance to float32 alone makes it indefinite by more than a floor of .1 once embeddings reach the hundreds.
+
+A *scatter* is an unnormalised covariance Σ (z − μ)(z − μ)ᵀ. Its shape says the structure:
+full ``(C, K, K)``, diagonal ``(C, K)``, shared (pooled within-class) ``(1, K, K)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "ClassFactors",
+    "Moments",
+    "Structure",
+    "between_scatter",
+    "class_factors",
+    "class_moments",
+    "empty_moments",
+    "factorize",
+    "merge_batch_",
+    "merge_moments",
+    "normalise_scatter",
+    "optimal_floor",
+    "split_half_error",
+]
+
+Structure = Literal["full", "diagonal", "shared"]
+# Sums a tensor in place over all processes; None when there is only one.
+Reduce = Callable[[Tensor], None]
+
+# Doubles in one block of K×K matrices: 8 Mi are 64 MiB.
+_BLOCK_ELEMENTS = 2**23
+# σ0* of the bound is 0 under full collapse, where every estimate is exact; Σ̃ must stay positive definite.
+MIN_AUTO_FLOOR = 1e-3
+
+
+class Moments(NamedTuple):
+    """Counts, means and scatters of every class, float64."""
+
+    count_C: Tensor
+    mean_CK: Tensor
+    scatter: Tensor
+
+
+class ClassFactors(NamedTuple):
+    """What one exact pass yields: factors, what they were made from, and which floor each class needed."""
+
+    factors: Tensor
+    count_C: Tensor
+    mean_CK: Tensor
+    floor: Tensor  # σ0: the given number, or σ0* of the bound
+    floor_used: Tensor  # a class, ≥ floor where a factorisation needed more
+
+
+def scatter_shape(num_classes: int, dim: int, structure: Structure) -> tuple[int, ...]:
+    shapes = {"full": (num_classes, dim, dim), "diagonal": (num_classes, dim), "shared": (1, dim, dim)}
+    if structure not in shapes:
+        raise ValueError(f"structure must be full, diagonal or shared, got {structure!r}")
+    return shapes[structure]
+
+
+def empty_moments(
+    num_classes: int, dim: int, structure: Structure = "full", device: torch.device | str | None = None
+) -> Moments:
+    shapes = (num_classes,), (num_classes, dim), scatter_shape(num_classes, dim, structure)
+    return Moments(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+
+def class_moments(
+    z_NK: Tensor,
+    y_N: Tensor,
+    num_classes: int,
+    *,
+    structure: Structure = "full",
+    reduce: Reduce | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(count_C, mean_CK, covariance)`` of each class, in float64 (eq:covariance).
+
+    Centred on μ̂_i, not on s_i (centring on s_i would fold the consensus residual in), and divided by |D_i|.
+    Two passes: means first, then the centred products. With ``reduce`` each process gives its own samples
+    and all get the moments of the union. A class without samples has mean and covariance 0.
+    """
+    order_N = y_N.argsort(stable=True)
+    z_NK, y_N = z_NK[order_N].double(), y_N[order_N]
+    local_C = torch.bincount(y_N, minlength=num_classes)
+    bounds = [0, *local_C.cumsum(0).tolist()]
+    if len(bounds) != num_classes + 1:
+        raise ValueError(
+            f"labels must lie in 0…{num_classes - 1}, but the largest is {len(bounds) - 2}: "
+            "check num_classes, or subtract 1 if they start from 1"
+        )
+    count_C, sum_CK = local_C.clone(), _segment_sum(z_NK, local_C)
+    if reduce is not None:
+        reduce(count_C)
+        reduce(sum_CK)
+    n_C = count_C.double()
+    mean_CK = sum_CK / n_C.clamp_min(1)[:, None]
+    r_NK = z_NK - mean_CK.index_select(0, y_N)
+    if structure == "diagonal":
+        scatter = _segment_sum(r_NK.square(), local_C)
+    elif structure == "shared":
+        scatter = (r_NK.T @ r_NK)[None]
+    else:
+        scatter = z_NK.new_empty(scatter_shape(num_classes, z_NK.shape[1], structure))
+        for c in range(num_classes):  # rows are sorted: one product a class, no B×K×K tensor
+            r_cK = r_NK[bounds[c] : bounds[c + 1]]
+            torch.mm(r_cK.T, r_cK, out=scatter[c])
+    if reduce is not None:
+        reduce(scatter)
+    return count_C, mean_CK, normalise_scatter(n_C, scatter)
+
+
+def _segment_sum(z_NK: Tensor, count_C: Tensor) -> Tensor:
+    """Sums of consecutive rows, count_C[c] of them for class c; in a fixed order, so deterministic."""
+    if not len(z_NK):
+        return z_NK.new_zeros(len(count_C), z_NK.shape[1])
+    return torch.segment_reduce(z_NK, "sum", lengths=count_C, axis=0, unsafe=True)
+
+
+def normalise_scatter(n_C: Tensor, scatter: Tensor) -> Tensor:
+    """Scatter → covariance: divided by |D_i|, or by m for the shared one."""
+    if _is_shared(scatter, len(n_C)):
+        return scatter / n_C.sum().clamp_min(1)
+    return scatter / n_C.clamp_min(1).reshape(-1, *[1] * (scatter.ndim - 1))
+
+
+def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of Σ̃ = Σ̂ + σ0² I (eq:shrinkage), and the floor each needed, without a host sync.
+
+    Cholesky in float64 succeeds when the smallest eigenvalue exceeds its backward error, about (k+1)·ε·tr Σ̂.
+    So instead of trying again after a failure (which would have to look at the result), each matrix gets
+    max(σ0², 4(k+1)·ε·tr Σ̂) in the first place: that is σ0² unless embeddings are huge or σ0 is tiny.
+    A non-finite covariance gives the factor of the floor alone, and a floor of NaN to tell.
+    """
+    covariance = covariance.double()
+    diagonal = covariance.ndim == 2
+    K = covariance.shape[-1]
+    variances = covariance if diagonal else covariance.diagonal(dim1=-2, dim2=-1)
+    finite = covariance.flatten(1).isfinite().all(1)
+    floor = torch.as_tensor(floor, dtype=torch.float64, device=covariance.device)
+    if diagonal:  # no elimination, no backward error
+        used = floor.expand(len(covariance))
+        factors = (torch.where(finite[:, None], variances, 0.0) + floor.square()).sqrt()
+    else:
+        eps = torch.finfo(torch.float64).eps
+        needed = (4 * (K + 1) * eps) * torch.where(finite, variances.sum(-1), 0.0)
+        used = torch.maximum(floor.square(), needed).sqrt()
+        shifted = torch.where(finite[:, None, None], covariance, 0.0)
+        shifted.diagonal(dim1=-2, dim2=-1).add_(used.square()[:, None])
+        factors, _ = torch.linalg.cholesky_ex(shifted)
+    return factors, torch.where(finite, used, torch.nan)
+
+
+def class_factors(
+    z_NK: Tensor,
+    y_N: Tensor,
+    num_classes: int,
+    floor: float | Literal["auto"],
+    *,
+    structure: Structure = "full",
+    reduce: Reduce | None = None,
+    out: Tensor | None = None,
+) -> ClassFactors:
+    """From embeddings to factors, a block of classes at a time.
+
+    Never holds all covariances: beside the result (``out``, float32 by default) there is one block of
+    64 MiB. ``floor="auto"`` takes σ0* of the bound, with ε̄ from split halves (one more sweep).
+    """
+    K = z_NK.shape[1]
+    out = (
+        z_NK.new_empty(scatter_shape(num_classes, K, structure), dtype=torch.float32) if out is None else out
+    )
+    blocks = list(_blocks(y_N, num_classes, K, structure))
+    if floor == "auto":
+        error = z_NK.new_zeros((), dtype=torch.float64)
+        for lo, hi, rows in blocks:
+            covariances = [
+                class_moments(z_NK[half], y_N[half] - lo, hi - lo, structure=structure, reduce=reduce)[2]
+                for half in (rows[0::2], rows[1::2])
+            ]
+            error += split_half_error(*covariances) * (hi - lo) / num_classes
+        sigma0 = optimal_floor(error, K)
+    else:
+        sigma0 = torch.tensor(floor, dtype=torch.float64, device=z_NK.device)
+    counts, means, used = [], [], []
+    for lo, hi, rows in blocks:
+        count_c, mean_cK, covariance = class_moments(
+            z_NK[rows], y_N[rows] - lo, hi - lo, structure=structure, reduce=reduce
+        )
+        factors, used_c = factorize(covariance, sigma0)
+        out[lo:hi] = factors
+        counts.append(count_c)
+        means.append(mean_cK)
+        used.append(used_c)
+    return ClassFactors(out, torch.cat(counts), torch.cat(means), sigma0, torch.cat(used))
+
+
+def _blocks(y_N: Tensor, num_classes: int, K: int, structure: Structure) -> Iterator[tuple[int, int, Tensor]]:
+    """(first class, end, indices of their samples sorted by class), blocks small enough to factor at once."""
+    order_N = y_N.argsort(stable=True)
+    if structure != "full":
+        yield 0, num_classes, order_N
+        return
+    ends = [0, *torch.bincount(y_N, minlength=num_classes).cumsum(0).tolist()]
+    step = max(1, _BLOCK_ELEMENTS // (K * K))
+    for lo in range(0, num_classes, step):
+        hi = min(lo + step, num_classes)
+        yield lo, hi, order_N[ends[lo] : ends[hi]]
+
+
+def split_half_error(covariance_a: Tensor, covariance_b: Tensor) -> Tensor:
+    """ε̄ = mean_i ‖Σ̂_i − Σ_i‖_F, estimated from the covariances of two disjoint halves of each class.
+
+    An estimate from m samples has squared error v/m; from half of them 2v/m, and the difference of two
+    independent halves 4v/m. So ‖Σ̂_a − Σ̂_b‖_F is twice the error of the whole.
+    """
+    return 0.5 * (covariance_a - covariance_b).flatten(1).norm(dim=1).mean()
+
+
+def optimal_floor(epsilon: Tensor, dim: int) -> Tensor:
+    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0) (after eq:controlled-bound-full)."""
+    return (epsilon / (2 * dim**0.5)).sqrt().clamp_min(MIN_AUTO_FLOOR)
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
+    """The moments of the union of two samples (Chan, Golub & LeVeque 1983), never un-centring either."""
+    n_C = a.count_C + b.count_C
+    share_C = b.count_C / n_C.clamp_min(1)
+    delta_CK = b.mean_CK - a.mean_CK
+    mean_CK = a.mean_CK + delta_CK * share_C[:, None]
+    between = between_scatter(a.count_C * share_C, delta_CK, a.scatter)
+    return Moments(n_C, mean_CK, a.scatter + b.scatter + between)
+
+
+def between_scatter(weight_C: Tensor, delta_CK: Tensor, like: Tensor) -> Tensor:
+    """w_c δ_c δ_cᵀ a class, in the structure of ``like``: what moving a mean by δ adds to a scatter."""
+    if like.ndim == 2:
+        return weight_C[:, None] * delta_CK.square()
+    if _is_shared(like, len(weight_C)):
+        return ((weight_C[:, None] * delta_CK).T @ delta_CK)[None]
+    return (weight_C[:, None] * delta_CK)[:, :, None] * delta_CK[:, None, :]
+
+
+def _is_shared(scatter: Tensor, num_classes: int) -> bool:
+    """One matrix for several classes (with a single class, full and shared are the same)."""
+    return scatter.ndim == 3 and scatter.shape[0] == 1 and num_classes != 1
+
+
+def merge_batch_(moments: Moments, z_BK: Tensor, y_B: Tensor, *, window: float) -> None:
+    """Merge one batch into running moments, in place, with static shapes and no host sync.
+
+    Same algebra as :func:`merge_moments`, after old statistics have been given the weight of at most
+    ``window`` − n_b samples: a class is described by about its last ``window`` samples, so embeddings that
+    drift within an epoch leave no more than a window's worth of trace.
+    """
+    count_C, mean_CK, scatter = moments
+    C, K = mean_CK.shape
+    z_BK = z_BK.detach().double()
+    new_C = torch.zeros_like(count_C).index_add_(0, y_B, torch.ones_like(z_BK[:, 0]))
+    batch_mean_CK = torch.zeros_like(mean_CK).index_add_(0, y_B, z_BK) / new_C.clamp_min(1)[:, None]
+    r_BK = z_BK - batch_mean_CK.index_select(0, y_B)
+    kept_C = torch.minimum(count_C, (window - new_C).clamp_min(0))
+    keep_C = kept_C / count_C.clamp_min(1)
+    total_C = kept_C + new_C
+    delta_CK = torch.where(new_C[:, None] > 0, batch_mean_CK - mean_CK, 0.0)
+    weight_C = kept_C * new_C / total_C.clamp_min(1)
+    if scatter.ndim == 2:
+        scatter.mul_(keep_C[:, None]).index_add_(0, y_B, r_BK.square())
+        scatter.add_(between_scatter(weight_C, delta_CK, scatter))
+    elif _is_shared(scatter, C):
+        # pooled: the old sum keeps the share of samples that stay
+        scatter.mul_(kept_C.sum() / count_C.sum().clamp_min(1)).add_(r_BK.T @ r_BK)
+        scatter.add_(between_scatter(weight_C, delta_CK, scatter))
+    else:
+        # a masked product a block of classes: deterministic, no sort, no atomics, no B×K×K tensor
+        step = max(1, _BLOCK_ELEMENTS // (K * max(K, len(y_B))))
+        label_C = torch.arange(C, device=y_B.device)
+        for lo in range(0, C, step):
+            block = slice(lo, lo + step)
+            mask_cB = (label_C[block, None] == y_B).double()
+            within = (mask_cB[:, None, :] * r_BK.T) @ r_BK
+            scatter[block].mul_(keep_C[block, None, None]).add_(within)
+            scatter[block].baddbmm_(
+                (weight_C[block, None] * delta_CK[block])[:, :, None], delta_CK[block, None, :]
+            )
+    mean_CK.add_(delta_CK * (new_C / total_C.clamp_min(1))[:, None])
+    count_C.copy_(total_C)

@@ -1,0 +1,129 @@
+"""The three terms of the lifted objective, eq:combinedLoss, as pure functions.
+
+Legend: B batch, C classes, K seam width, M draws a class, R rows of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protoseam.core.precision import at_least_float32
+from protoseam.core.sampling import sample
+
+__all__ = ["consensus", "repulsion", "sampled_classification", "squared_residuals"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def squared_residuals(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor) -> Tensor:
+    """‖N1(x) − s_y‖² a sample, ``(B,)``."""
+    # index_select, not [y]: its backward is one index_add instead of a sort
+    s_BK = at_least_float32(prototypes_CK).index_select(0, y_B)
+    return (at_least_float32(z_BK) - s_BK).square().sum(1)
+
+
+def consensus(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
+    """ρ/(2|B|) Σ ‖N1(x) − s_y‖² (first term of eq:combinedLoss; trains θ1 and S).
+
+    The sum of squares is divided by the batch size only, not by K: the paper's norm, not a mean.
+    """
+    return 0.5 * rho * squared_residuals(z_BK, y_B, prototypes_CK).mean()
+
+
+def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: paper, eq:penalty
+    """P(S) = Σ_{i<j} exp(−α‖s_i − s_j‖₂) (eq:penalty), without its weight ρ.
+
+    Never builds a C×C×K tensor, and not even a whole C×C one: value and gradient are accumulated over blocks
+    of rows. Coincident prototypes, where the norm has no derivative, get the subgradient 0.
+    """
+    return _Repulsion.apply(prototypes_CK, alpha)
+
+
+# Elements of one block of the distance matrix: 4 Mi doubles are 32 MiB, a handful of which are alive at once.
+_BLOCK_ELEMENTS = 2**22
+# Squared distances below this share of the squared norms are rounding noise of float32 prototypes.
+_COINCIDENT = 1e-13
+
+
+class _Repulsion(torch.autograd.Function):
+    """Value and gradient in one sweep over row blocks; only the C×K gradient is kept for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, prototypes_CK: Tensor, alpha: float) -> Tensor:
+        # ‖a−b‖² = ‖a‖² + ‖b‖² − 2ab cancels for close pairs. In float64, and centred so that a common offset
+        # costs nothing, what is lost lies below the resolution of float32 prototypes.
+        s_CK = prototypes_CK.detach().double()
+        s_CK = s_CK - s_CK.mean(0)
+        C = len(s_CK)
+        norm_C = s_CK.square().sum(1)
+        index_C = torch.arange(C, device=s_CK.device)
+        value = s_CK.new_zeros(())
+        gradients = []
+        rows = max(1, _BLOCK_ELEMENTS // C)
+        for start in range(0, C, rows):
+            s_RK, norm_R1 = s_CK[start : start + rows], norm_C[start : start + rows, None]
+            squared_RC = torch.addmm(norm_R1 + norm_C, s_RK, s_CK.T, alpha=-2.0)
+            apart_RC = squared_RC > _COINCIDENT * (norm_R1 + norm_C)
+            distance_RC = torch.where(apart_RC, squared_RC, 0.0).sqrt()
+            # i < j: each pair is seen from both sides, so half the sum; a prototype does not repel itself
+            other_RC = index_C[start : start + rows, None] != index_C
+            energy_RC = torch.where(other_RC, (-alpha * distance_RC).exp(), 0.0)
+            value = value + 0.5 * energy_RC.sum()
+            # ∂P/∂s_i = −α Σ_j e^{−αd}/d (s_i − s_j), one matrix product with w = e^{−αd}/d
+            w_RC = torch.where(apart_RC, energy_RC / distance_RC.clamp_min(1e-300), 0.0)
+            gradients.append(-alpha * (w_RC.sum(1, keepdim=True) * s_RK - w_RC @ s_CK))
+        dtype = at_least_float32(prototypes_CK).dtype
+        ctx.save_for_backward(torch.cat(gradients).to(prototypes_CK.dtype))
+        return value.to(dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (gradient_CK,) = ctx.saved_tensors
+        return (grad_outputs[0] * gradient_CK).to(gradient_CK.dtype), None
+
+
+def sampled_classification(
+    head: Callable[[Tensor], Tensor],
+    prototypes_CK: Tensor,
+    factors: Tensor,
+    *,
+    draws: int = 1,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+    loss_fn: Loss | None = None,
+    class_weights: Tensor | None = None,
+) -> Tensor:
+    """1/n Σ_i E_ξ Lcls(N2(z_i), i) (second term of eq:combinedLoss; trains θ2 and S, does not depend on x).
+
+    ``loss_fn(logits, labels)`` is any Lcls; it may return one loss a row or their mean (default: cross-entropy).
+    ``class_weights`` (C,) replace the uniform 1/n, e.g. |D_i|/m for imbalanced data (remark (ii)); they are
+    used as they are, so they should sum to one, and they need a loss a row.
+    """
+    z_MCK = sample(prototypes_CK, factors, draws=draws, antithetic=antithetic, generator=generator)
+    C = z_MCK.shape[1]
+    logits = at_least_float32(head(z_MCK.flatten(0, 1)))
+    labels = torch.arange(C, device=logits.device).repeat(draws)
+    if loss_fn is None:
+        losses = F.cross_entropy(logits, labels, reduction="none")
+    else:
+        losses = at_least_float32(loss_fn(logits, labels))
+    if losses.ndim == 0:
+        if class_weights is not None:
+            raise ValueError(
+                "class weights need one loss a sample, but loss_fn returned their mean: "
+                "give it reduction='none'"
+            )
+        return losses
+    if losses.numel() != draws * C:
+        raise ValueError(
+            f"loss_fn must return one loss a sample ({draws * C} of them) or a scalar; "
+            f"it returned shape {tuple(losses.shape)}"
+        )
+    per_class_C = losses.reshape(draws, C).mean(0)
+    return per_class_C.mean() if class_weights is None else (class_weights * per_class_C).sum()

@@ -1,0 +1,13 @@
+"""The one precision rule of the seam: never below float32, whatever autocast or the network does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["at_least_float32"]
+
+
+def at_least_float32(t: Tensor) -> Tensor:
+    """``t`` itself if it is float32 or float64, else its float32 copy (bf16 and fp16 embeddings)."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()

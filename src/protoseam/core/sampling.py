@@ -1,0 +1,71 @@
+"""Samples around the prototypes: z_i = s_i + Σ̃_i^{1/2} ξ.
+
+Legend: M draws a class, C classes, K seam width.
+
+A *factor* is any of the shapes below; the leading 1 broadcasts over the classes and the trailing 1 over the
+coordinates, so one function serves every covariance structure:
+
+==============  =====================================================
+``(C, K, K)``   one lower-triangular Cholesky factor a class (full)
+``(1, K, K)``   one factor for all classes (shared)
+``(C, K)``      standard deviations (diagonal)
+``(1, 1)``      one standard deviation for everything (isotropic)
+==============  =====================================================
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from protoseam.core.precision import at_least_float32
+
+__all__ = ["apply_factors", "sample"]
+
+
+def apply_factors(factors: Tensor, xi_MCK: Tensor) -> Tensor:
+    """Σ̃^{1/2} ξ for each draw and class, for any of the factor shapes above."""
+    if factors.ndim == 2:  # standard deviations: (C or 1, K or 1)
+        return factors * xi_MCK
+    if factors.ndim != 3:
+        raise ValueError(
+            f"factors must be (C, K, K), (1, K, K), (C, K) or (1, 1); got shape {tuple(factors.shape)}"
+        )
+    if factors.shape[0] == 1:  # one matrix: a single GEMM over all draws of all classes
+        return xi_MCK @ factors[0].mT
+    # (C, K, K) @ (C, K, M): each factor is read once, however many draws there are
+    return (factors @ xi_MCK.permute(1, 2, 0)).permute(2, 0, 1)
+
+
+def sample(
+    prototypes_CK: Tensor,
+    factors: Tensor,
+    *,
+    draws: int = 1,
+    antithetic: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """eq:reparam: ``(draws, C, K)`` samples z_i = s_i + Σ̃_i^{1/2} ξ with ξ ~ N(0, I).
+
+    Gradients flow to the prototypes and nowhere else: the factors are constants within an epoch.
+    ``antithetic`` pairs every ξ with −ξ, which cancels the odd-order Monte-Carlo error; ``draws`` must then
+    be even.
+    """
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if antithetic and draws % 2:
+        raise ValueError(f"antithetic draws come in pairs: draws must be even, got {draws}")
+    s_CK = at_least_float32(prototypes_CK)
+    C, K = s_CK.shape
+    with torch.autocast(s_CK.device.type, enabled=False):  # a bf16 product would coarsen every sample
+        xi_MCK = torch.randn(
+            draws // 2 if antithetic else draws,
+            C,
+            K,
+            dtype=s_CK.dtype,
+            device=s_CK.device,
+            generator=generator,
+        )
+        if antithetic:
+            xi_MCK = torch.cat([xi_MCK, -xi_MCK])
+        return s_CK + apply_factors(factors.detach().to(s_CK.dtype), xi_MCK)

@@ -1,0 +1,52 @@
+"""Schedules of the penalty weight: a callable ``(epoch, epochs) → ρ``, with epoch counted from 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["ConstantRho", "Schedule", "SineAnneal", "sine_anneal"]
+
+Schedule = Callable[[int, int], float]
+
+
+def sine_anneal(epoch: int, epochs: int, rho_min: float, rho_max: float) -> float:
+    """ρ(t) = ρmin + (ρmax − ρmin)·sin(π/2·(t−1)/(T−1)) with t = epoch + 1 (eq:anneal).
+
+    T = 1 has no ramp, and the formula is 0/0 there: the only epoch gets ρmax, the value training ends at.
+    Past the last epoch ρ stays at ρmax.
+    """
+    if epochs < 1 or epoch < 0:
+        raise ValueError(f"the schedule needs epochs ≥ 1 and epoch ≥ 0, got epoch={epoch}, epochs={epochs}")
+    progress = 1.0 if epochs == 1 else min(epoch / (epochs - 1), 1.0)
+    return rho_min + (rho_max - rho_min) * math.sin(0.5 * math.pi * progress)
+
+
+@dataclass(frozen=True)
+class SineAnneal:
+    """eq:anneal as an object: ``SineAnneal(1, 16)(epoch, epochs)``."""
+
+    rho_min: float = 1.0  # the paper does not state it; .1 and 1 differ by .2 points on CIFAR-100
+    rho_max: float = 16.0  # paper, §protocol
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho_min <= self.rho_max:
+            raise ValueError(f"need 0 < rho_min ≤ rho_max, got {self.rho_min} and {self.rho_max}")
+
+    def __call__(self, epoch: int, epochs: int) -> float:
+        return sine_anneal(epoch, epochs, self.rho_min, self.rho_max)
+
+
+@dataclass(frozen=True)
+class ConstantRho:
+    """The same ρ in every epoch."""
+
+    rho: float = 16.0
+
+    def __post_init__(self) -> None:
+        if not self.rho > 0:
+            raise ValueError(f"rho must be positive, got {self.rho}")
+
+    def __call__(self, epoch: int, epochs: int) -> float:
+        return self.rho

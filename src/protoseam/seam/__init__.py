@@ -1,0 +1,1 @@
+"""The maths as modules: lifting, the prototypes, the covariance estimators and the guards."""

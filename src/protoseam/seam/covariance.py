@@ -1,0 +1,308 @@
+"""Covariance estimators: what the seam knows of Σ̂, and the factors it samples with.
+
+An estimator is a small object (``ExactCovariance(floor=0.1)``) that :func:`protoseam.lift` copies and binds to
+its classes and width. Bound, it owns the factors and, where there are any, running moments, all as buffers:
+they move with the network and travel in its ``state_dict``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.core.covariance import (
+    Moments,
+    Structure,
+    between_scatter,
+    class_factors,
+    empty_moments,
+    factorize,
+    merge_batch_,
+    merge_moments,
+    normalise_scatter,
+    optimal_floor,
+    scatter_shape,
+    split_half_error,
+)
+
+__all__ = [
+    "AbstractCovariance",
+    "ExactCovariance",
+    "IsotropicCovariance",
+    "Refreshed",
+    "RunningCovariance",
+    "SwitchCovariance",
+]
+
+Floor = float | Literal["auto"]
+Reduce = Callable[[Tensor], None]
+
+DEFAULT_FLOOR = 0.1  # the paper does not state σ0; .01, .1 and .3 differ by .3 points on CIFAR-100
+
+
+class Refreshed(NamedTuple):
+    """What a refresh found: samples a class (None if no sample was seen) and the floor each class needed."""
+
+    count_C: Tensor | None
+    floor: Tensor
+    floor_used: Tensor
+
+
+class AbstractCovariance(nn.Module):
+    """The interface. ``needs_pass``: refresh wants the embeddings of the data. ``observe``: every step's."""
+
+    factors: Tensor
+
+    @property
+    def needs_pass(self) -> bool:
+        return False
+
+    @abstractmethod
+    def bind(self, num_classes: int, dim: int) -> None:
+        """Allocate for this many classes and this width, with factors σ0·I (alg:lifted, line 1)."""
+
+    def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
+        """Called with each training batch's embeddings; must not sync."""
+
+    def progress(self, rho: float, lr: float | None) -> None:
+        """Called when an epoch starts."""
+
+    @abstractmethod
+    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed | None:
+        """Make new factors at an epoch's end; None if there was nothing to do."""
+
+    def rank_local_buffers(self) -> list[str]:
+        """Buffers that differ between processes within an epoch, so that DDP must not overwrite them."""
+        return []
+
+
+def _check_floor(floor: Floor) -> Floor:
+    if floor != "auto" and not (isinstance(floor, int | float) and 0 < floor < float("inf")):
+        raise ValueError(
+            f"floor σ0 must be a positive number or 'auto', got {floor!r}: without it a collapsed class has "
+            "no positive definite covariance (eq:shrinkage)"
+        )
+    return floor
+
+
+def _floor_factors(num_classes: int, dim: int, structure: Structure, floor: Floor) -> Tensor:
+    sigma0 = DEFAULT_FLOOR if floor == "auto" else floor
+    shape = scatter_shape(num_classes, dim, structure)
+    eye = torch.ones(dim) if structure == "diagonal" else torch.eye(dim)
+    return (sigma0 * eye).expand(shape).clone()
+
+
+class ExactCovariance(AbstractCovariance):
+    """Σ̂ from one extra pass over the data at each epoch's end (eq:covariance; the paper's benchmarks)."""
+
+    def __init__(self, floor: Floor = DEFAULT_FLOOR, structure: Structure = "full") -> None:
+        super().__init__()
+        self.floor, self.structure = _check_floor(floor), structure
+
+    @property
+    def needs_pass(self) -> bool:
+        return True
+
+    def bind(self, num_classes: int, dim: int) -> None:
+        self.num_classes = num_classes
+        self.register_buffer("factors", _floor_factors(num_classes, dim, self.structure, self.floor))
+
+    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
+        return _refresh_exactly(self.factors, z_NK, y_N, self.num_classes, self.floor, self.structure, reduce)
+
+    def extra_repr(self) -> str:
+        return f"floor={self.floor}, structure={self.structure!r}"
+
+
+def _refresh_exactly(
+    factors: Tensor,
+    z_NK: Tensor | None,
+    y_N: Tensor | None,
+    num_classes: int,
+    floor: Floor,
+    structure: Structure,
+    reduce: Reduce | None,
+) -> Refreshed:
+    if z_NK is None or y_N is None:
+        raise ValueError(
+            "the exact covariance is estimated from the data: call net.refresh(loader) with the training "
+            "loader, or lift with covariance=ps.RunningCovariance(), which needs no pass"
+        )
+    found = class_factors(z_NK, y_N, num_classes, floor, structure=structure, reduce=reduce, out=factors)
+    return Refreshed(found.count_C, found.floor, found.floor_used)
+
+
+class RunningCovariance(AbstractCovariance):
+    """Σ̂ accumulated during training (after alg:lifted): no extra pass, a few small products a step.
+
+    Centred moments are merged batch by batch (Chan), and each class is described by about its last
+    ``window`` samples, so that embeddings which move fast within an epoch do not inflate it.
+    """
+
+    def __init__(
+        self,
+        floor: Floor = DEFAULT_FLOOR,
+        structure: Structure = "full",
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        if window is not None and window < 2:
+            raise ValueError(f"window is a number of samples a class, at least 2; got {window}")
+        self.floor, self.structure, self.window = _check_floor(floor), structure, window
+
+    def bind(self, num_classes: int, dim: int) -> None:
+        # 8 samples a dimension leave a relative error of about √(k/m') = 35 % (eq:vershynin), and are forgotten
+        # within half an epoch of CIFAR-100
+        self.effective_window = float(max(256, 8 * dim) if self.window is None else self.window)
+        self.register_buffer("factors", _floor_factors(num_classes, dim, self.structure, self.floor))
+        # ε̄ of floor="auto" compares two halves: even and odd rows of every batch
+        self.halves = 2 if self.floor == "auto" else 1
+        for half in range(self.halves):
+            for name, value in empty_moments(num_classes, dim, self.structure)._asdict().items():
+                self.register_buffer(f"{name}_{half}", value)
+
+    def _moments(self, half: int) -> Moments:
+        return Moments(*(getattr(self, f"{name}_{half}") for name in Moments._fields))
+
+    def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
+        for half in range(self.halves):
+            rows = slice(half, None, self.halves)
+            merge_batch_(
+                self._moments(half), z_BK[rows], y_B[rows], window=self.effective_window / self.halves
+            )
+
+    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
+        parts = [self._moments(half) for half in range(self.halves)]
+        if reduce is not None:
+            parts = [_pool_(part, reduce) for part in parts]
+        whole = parts[0] if self.halves == 1 else merge_moments(*parts)
+        if self.floor == "auto":
+            covariances = [normalise_scatter(part.count_C, part.scatter) for part in parts]
+            sigma0 = optimal_floor(split_half_error(*covariances), whole.mean_CK.shape[1])
+        else:
+            sigma0 = torch.tensor(self.floor, dtype=torch.float64, device=whole.mean_CK.device)
+        factors, used = factorize(normalise_scatter(whole.count_C, whole.scatter), sigma0)
+        self.factors.copy_(factors)
+        return Refreshed(None, sigma0, used)
+
+    def rank_local_buffers(self) -> list[str]:
+        return [f"{name}_{half}" for half in range(self.halves) for name in Moments._fields]
+
+    def extra_repr(self) -> str:
+        return f"floor={self.floor}, structure={self.structure!r}, window={self.window}"
+
+
+def _pool_(own: Moments, reduce: Reduce) -> Moments:
+    """The moments of all processes' samples; each process goes on with an equal share of them.
+
+    So the states are the same everywhere after a refresh, and any one of them can be the checkpoint.
+    """
+    n_C, sum_CK = own.count_C.clone(), own.count_C[:, None] * own.mean_CK
+    reduce(n_C)
+    reduce(sum_CK)
+    mean_CK = sum_CK / n_C.clamp_min(1)[:, None]
+    scatter = own.scatter + between_scatter(own.count_C, own.mean_CK - mean_CK, own.scatter)
+    reduce(scatter)
+    ranks = torch.ones((), dtype=torch.float64, device=n_C.device)
+    reduce(ranks)
+    own.count_C.copy_(n_C / ranks)
+    own.mean_CK.copy_(mean_CK)
+    own.scatter.copy_(scatter / ranks)
+    return Moments(n_C, mean_CK, scatter)
+
+
+class IsotropicCovariance(AbstractCovariance):
+    """Σ̂ = v·I with v = ρ⁻¹ (remark (iii)) or a given variance: no statistics at all."""
+
+    def __init__(self, variance: float | None = None, floor: float = DEFAULT_FLOOR) -> None:
+        super().__init__()
+        if variance is not None and not variance > 0:
+            raise ValueError(f"variance must be positive (or None for 1/ρ), got {variance}")
+        if floor == "auto":
+            raise ValueError(
+                "floor='auto' weighs an estimation error, and IsotropicCovariance estimates nothing"
+            )
+        self.variance, self.floor = variance, float(_check_floor(floor))
+
+    def bind(self, num_classes: int, dim: int) -> None:
+        variance = 0.0 if self.variance is None else self.variance
+        self.register_buffer("factors", torch.full((1, 1), (variance + self.floor**2) ** 0.5))
+
+    def progress(self, rho: float, lr: float | None) -> None:
+        variance = 1 / rho if self.variance is None else self.variance
+        self.factors.fill_((variance + self.floor**2) ** 0.5)
+
+    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> None:
+        return None
+
+    def extra_repr(self) -> str:
+        return f"variance={'1/ρ' if self.variance is None else self.variance}, floor={self.floor}"
+
+
+class SwitchCovariance(AbstractCovariance):
+    """Exact passes while N1 moves fast, running statistics once the learning rate has decayed.
+
+    Switches for good when the rate given to ``set_progress(…, lr=…)`` falls below ``lr_below`` times the
+    highest one seen.
+    """
+
+    peak_lr: Tensor
+    switched: Tensor
+
+    def __init__(
+        self,
+        floor: Floor = DEFAULT_FLOOR,
+        structure: Structure = "full",
+        window: int | None = None,
+        lr_below: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if not 0 < lr_below < 1:
+            raise ValueError(f"lr_below is a fraction of the peak learning rate, in (0, 1); got {lr_below}")
+        self.running = RunningCovariance(floor, structure, window)
+        self.lr_below = lr_below
+        self.structure = structure
+
+    def bind(self, num_classes: int, dim: int) -> None:
+        self.num_classes = num_classes
+        self.running.bind(num_classes, dim)
+        self.register_buffer("peak_lr", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("switched", torch.zeros((), dtype=torch.bool))
+
+    @property
+    def factors(self) -> Tensor:  # type: ignore[override]
+        return self.running.factors
+
+    @property
+    def needs_pass(self) -> bool:
+        return not bool(self.switched)
+
+    def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
+        self.running.observe(z_BK, y_B)
+
+    def progress(self, rho: float, lr: float | None) -> None:
+        if lr is None:
+            raise ValueError(
+                "SwitchCovariance follows the learning rate: "
+                "call net.set_progress(epoch, epochs, lr=optimizer.param_groups[0]['lr'])"
+            )
+        self.switched |= lr < self.lr_below * self.peak_lr
+        self.peak_lr.clamp_(min=lr)
+
+    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
+        running = self.running
+        if not self.needs_pass:
+            return running.refresh(None, None, reduce)
+        return _refresh_exactly(
+            running.factors, z_NK, y_N, self.num_classes, running.floor, self.structure, reduce
+        )
+
+    def rank_local_buffers(self) -> list[str]:
+        return [f"running.{name}" for name in self.running.rank_local_buffers()]
+
+    def extra_repr(self) -> str:
+        return f"lr_below={self.lr_below}"

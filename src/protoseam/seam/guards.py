@@ -1,0 +1,145 @@
+"""What goes wrong in lifted training, and the words for it.
+
+Checks that read tensor values run on the CPU at once; on an accelerator reading would stall every step, so there
+they wait for the epoch's end (``set_progress``, ``refresh``), which the label and finiteness sweeps share.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.errors import ProtoSeamError
+
+__all__ = [
+    "SeamError",
+    "SeamWarning",
+    "StepGuard",
+    "check_embeddings",
+    "check_labels",
+    "check_terms",
+    "warn_counts",
+]
+
+# Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
+_PATIENCE = 8
+
+
+class SeamError(ProtoSeamError, RuntimeError):
+    """Lifted training cannot go on; the message says what to change."""
+
+
+class SeamWarning(UserWarning):
+    """Lifted training goes on, but probably not as intended."""
+
+
+def check_labels(y_B: Tensor, num_classes: int) -> None:
+    """Labels must be integers in 0…n−1."""
+    if y_B.is_floating_point() or y_B.dtype == torch.bool or y_B.ndim != 1:
+        raise ValueError(
+            f"labels must be a vector of class indices (int64), got {y_B.dtype} of shape {tuple(y_B.shape)}; "
+            "one-hot labels: pass y.argmax(1)"
+        )
+    if not len(y_B):
+        return
+    low, high = (int(v) for v in torch.aminmax(y_B))
+    if low < 0 or high >= num_classes:
+        hint = (
+            "they seem to start from 1: subtract 1"
+            if low == 1 and high == num_classes
+            else "check num_classes"
+        )
+        raise ValueError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
+
+
+def check_terms(terms: dict[str, Tensor], z_BK: Tensor, y_B: Tensor) -> None:
+    """Name the term that is not finite and, where embeddings are to blame, their class."""
+    bad = [name for name, value in terms.items() if not torch.isfinite(value)]
+    if bad:
+        check_embeddings(z_BK, y_B, f"the {' and '.join(bad)} term")
+        raise SeamError(
+            f"the {' and '.join(bad)} term is not finite although the embeddings are: prototypes or head have "
+            "diverged. Lower the learning rate, or let ρ grow more slowly"
+        )
+
+
+def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
+    bad_N = ~z_NK.isfinite().all(1)
+    if bool(bad_N.any()):
+        classes = y_N[bad_N].unique().tolist()
+        raise SeamError(
+            f"N1 returned non-finite embeddings in {where}: {int(bad_N.sum())} of {len(z_NK)} samples, "
+            f"class {_some(classes)}. The consensus curvature grows with lr·ρ·‖features‖²: lower the learning "
+            "rate, clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max)"
+        )
+
+
+def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
+    """min_i |D_i| > k, else Σ̂ is singular (§dimension); and no class may be empty."""
+    count = count_C.tolist()
+    empty = [c for c, n in enumerate(count) if n == 0]
+    if empty:
+        warnings.warn(
+            f"class {_some(empty)} has no sample: its prototype is trained by repulsion and sampling alone. "
+            "Lower num_classes or complete the data",
+            SeamWarning,
+            stacklevel=3,
+        )
+    few = [c for c, n in enumerate(count) if 0 < n <= dim]
+    if few and full:
+        warnings.warn(
+            f"class {few[0]} has {int(count[few[0]])} samples but k={dim}"
+            f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
+            "dim, or use structure='diagonal' or 'shared'",
+            SeamWarning,
+            stacklevel=3,
+        )
+
+
+def _some(classes: list[int]) -> str:
+    return ", ".join(map(str, classes[:8])) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
+
+
+class StepGuard:
+    """Notices optimizer steps that leave the prototypes out, from version counters alone: no sync, no hook.
+
+    Every in-place update bumps a tensor's version. If the head's weights get new versions, step after step,
+    while the prototypes hold a gradient and keep theirs, some optimizer has the one but not the other.
+    """
+
+    def __init__(self) -> None:
+        self.versions: tuple[int, int] | None = None
+        self.left_out = 0
+        self.snapshot: tuple[Tensor, Tensor] | None = None
+
+    def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
+        """Called before each objective in training."""
+        if other is None or not prototypes.requires_grad:
+            return
+        now = prototypes._version, other._version
+        if self.versions is None or now[0] != self.versions[0]:
+            self.left_out = 0
+        elif now[1] != self.versions[1] and prototypes.grad is not None:
+            self.left_out += 1
+        self.versions = now
+        if self.left_out >= _PATIENCE:
+            raise SeamError(
+                f"{self.left_out} optimizer steps changed the network but not the prototypes: they are in no "
+                "optimizer. Build it from the lifted module: torch.optim.SGD(net.param_groups(lr=…), …)"
+            )
+
+    def epoch(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
+        """Called between epochs: prototypes that never move although the head does."""
+        if other is None or not prototypes.requires_grad:
+            return
+        before, self.snapshot = self.snapshot, (prototypes.detach().clone(), other.detach().clone())
+        if before is None or before[0].device != prototypes.device:
+            return
+        if torch.equal(before[0], prototypes) and not torch.equal(before[1], other):
+            raise SeamError(
+                "the head moved during the epoch but the prototypes did not: their learning rate is 0 or they are "
+                "in no optimizer. Give the optimizer net.param_groups(lr=…); to freeze them on purpose, "
+                "net.prototypes.requires_grad_(False)"
+            )

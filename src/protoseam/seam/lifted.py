@@ -1,0 +1,388 @@
+"""The class users hold: a classifier lifted at one seam.
+
+It owns N1, N2, the prototypes S, the penalty ρ and a covariance estimator. ``net(x)`` is always the deployed
+network's logits; ``net(x, y)`` the loss terms. No gradient crosses from N2 to N1.
+
+Legend: B batch, C classes, K seam width.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.core.covariance import class_moments
+from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
+from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
+from protoseam.core.schedules import Schedule, SineAnneal
+from protoseam.seam.classifier import deploy_at
+from protoseam.seam.covariance import AbstractCovariance, ExactCovariance, Refreshed
+from protoseam.seam.guards import (
+    SeamError,
+    SeamWarning,
+    StepGuard,
+    check_labels,
+    check_terms,
+    warn_counts,
+)
+from protoseam.seam.passes import collect_embeddings
+from protoseam.seam.processes import all_reduce, broadcast
+
+__all__ = ["Lifted", "Terms"]
+
+Init = Literal["fsinit", "random", "unit"]
+ClassWeights = Literal["uniform", "frequency"]
+
+
+class Terms(NamedTuple):
+    """The lifted objective, eq:combinedLoss, each term with its weight; ``total`` is their sum."""
+
+    total: Tensor
+    consensus: Tensor
+    classification: Tensor
+    repulsion: Tensor
+
+
+class Lifted(nn.Module):
+    """N2∘N1 with one Gaussian prototype per class at the seam. Made by :func:`protoseam.lift`."""
+
+    rho: Tensor
+    progress: Tensor
+    class_count: Tensor
+    ready: Tensor
+
+    def __init__(
+        self,
+        n1: nn.Module,
+        n2: nn.Module,
+        *,
+        num_classes: int,
+        dim: int,
+        seam_shape: tuple[int, ...] | None = None,
+        seam_layer: str | None = None,
+        covariance: AbstractCovariance | None = None,
+        schedule: Schedule | None = None,
+        init: Init | Tensor = "fsinit",
+        alpha: float = 2.0,  # paper, eq:penalty
+        repulsion_scale: float | None = None,  # None: tied to ρ, the paper's remark (i)
+        draws: int = 1,  # alg:lifted, line 5
+        antithetic: bool = False,
+        class_weights: ClassWeights = "uniform",  # remark (ii)
+        loss_fn: Loss | None = None,
+    ) -> None:
+        super().__init__()
+        if class_weights not in ("uniform", "frequency"):
+            raise ValueError(f"class_weights must be 'uniform' or 'frequency', got {class_weights!r}")
+        self.n1, self.n2 = n1, n2
+        self.num_classes, self.dim = num_classes, dim
+        self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer
+        self.schedule: Schedule = SineAnneal() if schedule is None else schedule
+        self.alpha, self.repulsion_scale = alpha, repulsion_scale
+        self.draws, self.antithetic, self.class_weights, self.loss_fn = (
+            draws,
+            antithetic,
+            class_weights,
+            loss_fn,
+        )
+        self.init = init if isinstance(init, str) else "given"
+        device = next((p.device for p in n1.parameters()), torch.device("cpu"))
+        self.prototypes = nn.Parameter(_first_prototypes(init, num_classes, dim).to(device))
+        self.covariance = ExactCovariance() if covariance is None else copy.deepcopy(covariance)
+        self.covariance.bind(num_classes, dim)
+        self.covariance.to(device)
+        self.register_buffer("rho", torch.tensor(float(self.schedule(0, 1)), device=device))
+        self.register_buffer("progress", torch.tensor([0, 1], device=device))
+        self.register_buffer("class_count", torch.zeros(num_classes, dtype=torch.int64, device=device))
+        self.register_buffer("ready", torch.tensor(self.init != "fsinit", device=device))
+        self._ready = bool(self.ready)
+        self.register_load_state_dict_post_hook(_after_load)
+        # Under DDP each process accumulates its own samples; refresh() merges them.
+        self._ddp_params_and_buffers_to_ignore = [
+            f"covariance.{name}" for name in self.covariance.rank_local_buffers()
+        ]
+        self._guard = StepGuard()
+        self._proved = seam_layer is None
+        self._last_terms: Tensor | None = None
+
+    # ------------------------------------------------------------------ the network
+
+    @overload
+    def forward(self, x: Tensor, y: None = None, *, generator: torch.Generator | None = None) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Terms: ...
+    def forward(
+        self, x: Tensor, y: Tensor | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor | Terms:
+        """Logits of the deployed network, or with labels the loss terms (so that DDP and others can wrap it)."""
+        if y is None:
+            logits: Tensor = self.n2(self.n1(x))
+            return logits
+        z_BK = self.embed(x)
+        eager = not torch.compiler.is_compiling()
+        if eager:
+            self._before_step(z_BK, y)
+        terms = self._terms(z_BK, y, generator)
+        if self.training:
+            self.covariance.observe(z_BK.detach(), y)
+        if eager:
+            self._after_step(terms, z_BK, y)
+        return terms
+
+    def objective(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Terms:
+        """The loss terms of a batch: ``net(x, y)`` by another name."""
+        terms: Terms = self(x, y, generator=generator)
+        return terms
+
+    def embed(self, x: Tensor) -> Tensor:
+        """N1(x), as ``(B, K)``."""
+        if not self._proved and not torch.compiler.is_compiling():
+            return self._prove(x)
+        z = self.n1(x)
+        return z if len(self.seam_shape) == 1 else z.flatten(1)
+
+    def head(self, z_BK: Tensor) -> Tensor:
+        """N2 on embeddings ``(B, K)``, in the head's own dtype."""
+        parameter = next(self.n2.parameters(), None)
+        z = z_BK if parameter is None else z_BK.to(parameter.dtype)
+        logits: Tensor = self.n2(z if len(self.seam_shape) == 1 else z.unflatten(1, self.seam_shape))
+        return logits
+
+    def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:
+        pull = consensus(z_BK, y_B, self.prototypes, self.rho)
+        classify = sampled_classification(
+            self.head,
+            self.prototypes,
+            self.covariance.factors,
+            draws=self.draws,
+            antithetic=self.antithetic,
+            generator=generator,
+            loss_fn=self.loss_fn,
+            class_weights=self._weights(),
+        )
+        weight = self.rho if self.repulsion_scale is None else self.repulsion_scale
+        push = weight * repulsion(self.prototypes, self.alpha)
+        return Terms(pull + classify + push, pull, classify, push)
+
+    def _weights(self) -> Tensor | None:
+        if self.class_weights == "uniform":
+            return None
+        return self.class_count.float() / self.class_count.sum()
+
+    # ------------------------------------------------------------------ the training loop's calls
+
+    def param_groups(
+        self,
+        lr: float,
+        weight_decay: float = 0.0,
+        *,
+        prototype_lr: float | None = None,
+        prototype_weight_decay: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Groups for any torch optimizer: N1, N2 and the prototypes, each named.
+
+        The paper trains S like the rest; whether it decays S is unstated, and hardly matters (.5 points at most
+        on CIFAR-100), so the prototypes take the common settings unless told otherwise.
+        """
+        rest = {
+            "n1": [p for p in self.n1.parameters() if p.requires_grad],
+            "n2": [p for p in self.n2.parameters() if p.requires_grad],
+        }
+        groups = [
+            {"name": name, "params": params, "lr": lr, "weight_decay": weight_decay}
+            for name, params in rest.items()
+            if params
+        ]
+        s_lr = lr if prototype_lr is None else prototype_lr
+        s_decay = weight_decay if prototype_weight_decay is None else prototype_weight_decay
+        s_group = {"name": "prototypes", "params": [self.prototypes], "lr": s_lr, "weight_decay": s_decay}
+        return [*groups, s_group]
+
+    def initialize(self, loader: Iterable[Any]) -> None:
+        """Look at the data once: FSInit (if asked for), class counts, and the checks that need all labels."""
+        z_NK, y_N = collect_embeddings(self, self.embed, loader, self.num_classes, self._device, "initialize")
+        if len(z_NK) > 1 and bool((z_NK >= 0).all()):
+            warnings.warn(
+                "no embedding has a negative coordinate: N1 seems to end in a ReLU-like activation, and a Gaussian "
+                "cannot surround a prototype on the boundary of that orthant. Put the seam before the activation",
+                SeamWarning,
+                stacklevel=2,
+            )
+        count_C, mean_CK, _ = class_moments(
+            z_NK, y_N, self.num_classes, structure="diagonal", reduce=all_reduce()
+        )
+        self.class_count.copy_(count_C)
+        if self.init == "fsinit":
+            with torch.no_grad():
+                self.prototypes.copy_(forward_sweep(count_C, mean_CK))
+        broadcast(self.prototypes.data)
+        full = getattr(self.covariance, "structure", None) == "full"
+        warn_counts(count_C, self.dim, full)
+        self._set_ready()
+
+    def set_progress(self, epoch: int, epochs: int, *, lr: float | None = None) -> None:
+        """Start epoch ``epoch`` (from 0) of ``epochs``: sets ρ(t) and whatever follows it."""
+        self._between_epochs()
+        rho, before = float(self.schedule(epoch, epochs)), float(self.schedule(max(epoch - 1, 0), epochs))
+        if rho > 4 * before:
+            warnings.warn(
+                f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
+                "The consensus curvature scales with lr·ρ·‖features‖², so a short schedule can diverge: train "
+                "longer, raise rho_min, or lower the learning rate",
+                SeamWarning,
+                stacklevel=2,
+            )
+        self.rho.fill_(rho)
+        self.progress.copy_(torch.tensor([epoch, epochs]))
+        self.covariance.progress(rho, lr)
+
+    def refresh(self, loader: Iterable[Any] | None = None) -> None:
+        """End an epoch: new factors of Σ̃. Sweeps the loader only if the estimator needs the data."""
+        self._between_epochs()
+        z_NK = y_N = None
+        if self.covariance.needs_pass and loader is not None:
+            z_NK, y_N = collect_embeddings(
+                self, self.embed, loader, self.num_classes, self._device, "refresh"
+            )
+        found = self.covariance.refresh(z_NK, y_N, all_reduce())
+        if found is not None:
+            self._report(found)
+
+    @torch.no_grad()
+    def deploy(self, *, fold: bool = False) -> nn.Module:
+        """The plain network, in eval mode: a copy that holds nothing of this library.
+
+        ``fold=True`` multiplies the two Linears around the seam into one: the architecture as it was before
+        lifting, equal up to rounding.
+        """
+        n1, n2 = copy.deepcopy(self.n1), copy.deepcopy(self.n2)
+        if self.seam_layer is not None:
+            return deploy_at(n1, self.seam_layer, n2, fold=fold).eval()
+        if fold and isinstance(n1, nn.Sequential) and len(n1):
+            name = str(len(n1) - 1)
+            return deploy_at(n1, name, n2, fold=True).eval()
+        if fold:
+            return deploy_at(n1, "", n2, fold=True).eval()
+        return nn.Sequential(n1, n2).eval()
+
+    # ------------------------------------------------------------------ guards and housekeeping
+
+    def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
+        if not self._ready:
+            raise SeamError(
+                "the prototypes have no values yet: FSInit puts them on the class means, so call "
+                "net.initialize(loader) before training, or lift with init='random'"
+            )
+        if z_BK.ndim != 2 or z_BK.shape[1] != self.dim:
+            raise SeamError(
+                f"N1 returned shape {tuple(z_BK.shape)} where (batch, {self.dim}) was expected: the seam must be "
+                f"{self.dim} wide and nothing may follow the layer it lies behind"
+            )
+        if y_B.device.type == "cpu":
+            check_labels(y_B, self.num_classes)
+        if self.training and torch.is_grad_enabled():
+            self._guard.step(self.prototypes, self._witness())
+
+    def _after_step(self, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
+        self._last_terms = terms.total.detach()
+        if y_B.device.type == "cpu":
+            check_terms({k: v for k, v in terms._asdict().items() if k != "total"}, z_BK, y_B)
+
+    def _between_epochs(self) -> None:
+        self._guard.epoch(self.prototypes, self._witness())
+        if self._last_terms is not None and not bool(torch.isfinite(self._last_terms)):
+            raise SeamError(
+                "the objective is not finite: training has diverged. Lower the learning rate, clip gradients, or let "
+                "ρ grow more slowly (a longer schedule, a smaller rho_max)"
+            )
+
+    def _witness(self) -> Tensor | None:
+        """A trainable tensor outside the seam, by which the guard sees that steps are taken."""
+        return next((p for p in self.n2.parameters() if p.requires_grad), None)
+
+    def _prove(self, x: Tensor) -> Tensor:
+        """The first call: N1's output must be the seam layer's own, with nothing computed after it."""
+        seen: list[Tensor] = []
+        layer = self.n1.get_submodule(self.seam_layer or "")
+        handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+        try:
+            z = self.n1(x)
+        finally:
+            handle.remove()
+        if len(seen) != 1 or not isinstance(z, Tensor) or (z is not seen[0] and not torch.equal(z, seen[0])):
+            raise SeamError(
+                f"the output of {type(self.n1).__name__} is not the output of its layer {self.seam_layer!r}"
+                f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "
+                "Remove that (the loss wants logits), or cut elsewhere: ps.lift((n1, n2), …)"
+            )
+        self._proved = True
+        return z
+
+    def _report(self, found: Refreshed) -> None:
+        if found.count_C is not None:
+            self.class_count.copy_(found.count_C)
+        raised = (found.floor_used > found.floor * (1 + 1e-9)).nonzero().flatten().tolist()
+        if raised:
+            worst = float(found.floor_used[raised].max())
+            warnings.warn(
+                f"the covariance of class {', '.join(map(str, raised[:8]))}{', …' if len(raised) > 8 else ''} is too "
+                f"large for the floor {float(found.floor):.3g} and was raised to up to {worst:.3g}: embeddings are "
+                "growing. Lower the learning rate, or add weight decay",
+                SeamWarning,
+                stacklevel=3,
+            )
+
+    def _set_ready(self) -> None:
+        self.ready.fill_(True)
+        self._ready = True
+
+    @property
+    def _device(self) -> torch.device:
+        return self.prototypes.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifted:
+        """``net.half()`` or ``net.bfloat16()`` convert the network; the seam never goes below float32."""
+
+        def keep(t: Tensor) -> Tensor:
+            out = fn(t)
+            narrower = out.is_floating_point() and out.dtype.itemsize < min(t.dtype.itemsize, 4)
+            return t.to(out.device) if narrower else out
+
+        def keep_exactly(t: Tensor) -> Tensor:
+            out = fn(t)
+            return t.to(out.device) if out.dtype.itemsize < t.dtype.itemsize else out
+
+        super()._apply(keep, recurse=False)
+        if recurse:
+            self.n1._apply(fn)
+            self.n2._apply(fn)
+            self.covariance._apply(keep_exactly)  # float64 moments stay float64
+        return self
+
+
+def _first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
+    if isinstance(init, Tensor):
+        if init.shape != (num_classes, dim):
+            raise ValueError(
+                f"init must be one prototype a class, shape ({num_classes}, {dim}); got {tuple(init.shape)}"
+            )
+        return init.detach().clone().float()
+    if init == "fsinit":
+        return torch.zeros(num_classes, dim)
+    if init == "random":
+        return random_prototypes(num_classes, dim)
+    if init == "unit":
+        return unit_vectors(num_classes, dim)
+    raise ValueError(
+        f"init must be 'fsinit', 'random', 'unit' or a ({num_classes}, {dim}) tensor, got {init!r}"
+    )
+
+
+def _after_load(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, Lifted)
+    module._ready = bool(module.ready)
+    module._guard = StepGuard()

@@ -1,0 +1,73 @@
+"""One sweep of N1 over a data loader, for FSInit and the exact covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.seam.guards import check_embeddings, check_labels
+
+__all__ = ["collect_embeddings"]
+
+
+def collect_embeddings(
+    module: nn.Module,
+    embed: Callable[[Tensor], Tensor],
+    loader: Iterable[Any],
+    num_classes: int,
+    device: torch.device,
+    what: str,
+) -> tuple[Tensor, Tensor]:
+    """``(z_NK, y_N)`` of everything the loader yields, float32, without gradients, in eval mode."""
+    zs, ys = [], []
+    with _as_deployed(module), torch.no_grad():
+        for batch in loader:
+            if not isinstance(batch, list | tuple) or len(batch) < 2:
+                raise TypeError(
+                    f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
+                )
+            x, y = batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True)
+            zs.append(embed(x).float())
+            ys.append(y)
+    if not zs:
+        raise ValueError(
+            f"{what} got an empty loader: was it a generator, used up by the loop before? Pass a "
+            "DataLoader, which can be iterated again"
+        )
+    z_NK, y_N = torch.cat(zs), torch.cat(ys)
+    check_labels(y_N, num_classes)
+    check_embeddings(z_NK, y_N, what)
+    return z_NK, y_N
+
+
+@contextmanager
+def _as_deployed(module: nn.Module) -> Iterator[None]:
+    """Eval mode, except that a BatchNorm which has seen no data yet uses its batch's statistics.
+
+    Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit
+    would put the prototypes where training never is. Such layers keep their running statistics untouched.
+    """
+    was = {m: m.training for m in module.modules()}
+    fresh = [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        and m.num_batches_tracked is not None
+        and int(m.num_batches_tracked) == 0
+    ]
+    kept = [{name: b.clone() for name, b in m.named_buffers()} for m in fresh]
+    try:
+        module.eval()
+        for m in fresh:
+            m.train()
+        yield
+    finally:
+        for m, buffers in zip(fresh, kept, strict=True):
+            for name, b in buffers.items():
+                getattr(m, name).copy_(b)
+        for child, mode in was.items():
+            child.training = mode

@@ -1,0 +1,225 @@
+"""Cut any module at a named layer: N = N2∘N1, proved on a probe.
+
+The model is traced with torch.fx. The cut is clean when everything after the layer reads nothing from before
+it but the layer's own output; the two halves are then plain ``GraphModule`` objects on the same parameters.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from protoseam.errors import ProtoSeamError
+from protoseam.seam.classifier import get_layer
+
+__all__ = ["SplitError", "one_sided_tail", "split"]
+
+# Activations whose range is (almost) the non-negative half line: §design, "Lifting location".
+ONE_SIDED_MODULES = (
+    nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Softmax, nn.Threshold,
+    nn.GELU, nn.SiLU, nn.Hardswish, nn.Mish,
+)  # fmt: skip
+ONE_SIDED_FUNCTIONS = {
+    F.relu, F.relu6, F.sigmoid, F.hardsigmoid, F.softplus, F.softmax, F.gelu, F.silu, F.hardswish, F.mish,
+    torch.relu, torch.relu_, torch.sigmoid, torch.softmax,
+}  # fmt: skip
+ONE_SIDED_METHODS = {"relu", "relu_", "sigmoid", "softmax", "clamp_min"}
+# What changes a value's shape or nothing at all: the activation before it still decides.
+PASSIVE_MODULES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Flatten, nn.Unflatten)
+PASSIVE_FUNCTIONS = {torch.flatten, F.dropout, torch.squeeze, operator.getitem}
+PASSIVE_METHODS = {"flatten", "view", "reshape", "squeeze", "contiguous"}
+
+
+class SplitError(ProtoSeamError, ValueError):
+    """The model cannot be cut there; the message says why and what to do."""
+
+
+def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn.Module, nn.Module]:
+    """``(n1, n2)`` with ``n2(n1(x)) == model(x)``: n1 ends with the output of the layer named ``at``.
+
+    The halves share the model's parameters. The equality is checked on ``probe`` (a batch of inputs; guessed
+    from the first layer if not given), in eval mode, bit for bit.
+    """
+    get_layer(model, at)
+    probe = _guess_probe(model, at) if probe is None else probe
+    n1, n2 = _cut(model, at)
+    training = model.training
+    try:
+        for m in (model, n1, n2):
+            m.eval()
+        with torch.no_grad():
+            expected, found = model(probe), n2(n1(probe))
+    finally:
+        for m in (model, n1, n2):
+            m.train(training)
+    if not (isinstance(expected, Tensor) and torch.equal(expected, found)):
+        raise SplitError(
+            f"cutting {type(model).__name__} at {at!r} does not give the same output on the probe: the forward "
+            "does something tracing cannot see. Write the two halves yourself and lift them: ps.lift((n1, n2))"
+        )
+    return n1, n2
+
+
+def _cut(model: nn.Module, at: str) -> tuple[fx.GraphModule, fx.GraphModule]:
+    graph = _trace(model, at)
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == at]
+    if len(calls) != 1:
+        why = "is called more than once" if calls else "is not called as a whole by the forward"
+        raise SplitError(f"layer {at!r} of {type(model).__name__} {why}: name a layer that runs exactly once")
+    cut = calls[0]
+    nodes = list(graph.nodes)
+    before = set(nodes[: nodes.index(cut)])
+    after = nodes[nodes.index(cut) + 1 :]
+    # Parameters and constants may be fetched anywhere; N2 fetches its own again.
+    fetched = {n for n in before if n.op == "get_attr"}
+    for node in after:
+        for source in node.all_input_nodes:
+            if source in before - fetched:
+                raise SplitError(
+                    f"the output of {at!r} is not all that the rest of {type(model).__name__} needs: "
+                    f"{source.name!r}, computed before it, is read again by {node.name!r} (a skip "
+                    "connection?). Cut where only one value passes, e.g. after the block"
+                )
+    shared = _parameters_of(before | {cut}, model) & _parameters_of(set(after), model)
+    if shared:
+        raise SplitError(
+            f"both halves would use {sorted(shared)[0]!r}: parameters tied across the seam would carry "
+            "gradients over it. Cut elsewhere"
+        )
+    return _first_half(model, nodes, cut), _second_half(model, cut, after, fetched)
+
+
+def _first_half(model: nn.Module, nodes: list[fx.Node], cut: fx.Node) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[: nodes.index(cut) + 1]:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(copies[cut])
+    graph.eliminate_dead_code()
+    return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}N1")
+
+
+def _second_half(
+    model: nn.Module, cut: fx.Node, after: list[fx.Node], fetched: set[fx.Node]
+) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {cut: graph.placeholder("z")}
+    for node in after:
+        for source in node.all_input_nodes:
+            if source in fetched and source not in copies:
+                copies[source] = graph.node_copy(source)
+        if node.op == "output":
+            graph.output(fx.map_arg(node.args[0], lambda n: copies[n]))
+        else:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}N2")
+
+
+class _Tracer(fx.Tracer):
+    """Traces only the forwards of the layers around the cut; every other layer stays a black box."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not self.at.startswith(module_qualified_name + ".")
+
+
+def _trace(model: nn.Module, at: str) -> fx.Graph:
+    """The model's graph, which must not depend on whether it is training."""
+    code = {}
+    was = {m: m.training for m in model.modules()}
+    try:
+        for mode in (True, False):
+            model.train(mode)
+            graph = _Tracer(at).trace(model)
+            code[mode] = graph.python_code("self").src
+    except Exception as error:  # fx raises whatever the traced forward raises
+        raise SplitError(
+            f"{type(model).__name__} cannot be traced ({type(error).__name__}: {error}): its forward depends on "
+            "values, not only on shapes. Write the two halves yourself and lift them: ps.lift((n1, n2))"
+        ) from error
+    finally:
+        for m, mode in was.items():
+            m.training = mode
+    if code[True] != code[False]:
+        raise SplitError(
+            f"the forward of {type(model).__name__} differs between train() and eval() (a functional dropout, "
+            "for instance): a traced half would freeze one of them. Use nn.Dropout modules, or write the "
+            "halves yourself and lift them: ps.lift((n1, n2))"
+        )
+    return graph
+
+
+def _parameters_of(nodes: set[fx.Node], model: nn.Module) -> set[str]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: set[str] = set()
+    for node in nodes:
+        if node.op == "call_module":
+            found |= {names[id(p)] for p in get_layer(model, str(node.target)).parameters()}
+        elif node.op == "get_attr" and node.target in names.values():
+            found.add(str(node.target))
+    return found
+
+
+def _guess_probe(model: nn.Module, at: str) -> Tensor:
+    """Two random inputs of a shape the model accepts, or an error that asks for one."""
+    for shape in _shapes(model):
+        parameter = next(model.parameters())
+        probe = torch.randn(2, *shape, device=parameter.device, dtype=parameter.dtype)
+        was = {m: m.training for m in model.modules()}
+        try:
+            with torch.no_grad():
+                model.eval()(probe)
+            return probe
+        except (RuntimeError, ValueError, AssertionError, IndexError):
+            continue
+        finally:
+            for m, mode in was.items():
+                m.training = mode
+    raise SplitError(
+        f"cannot guess an input for {type(model).__name__}: pass one, ps.split(model, at={at!r}, probe=x)"
+    )
+
+
+def _shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
+    for m in model.modules():
+        if isinstance(m, nn.Linear):
+            yield (m.in_features,)
+            return
+        if isinstance(m, nn.Conv2d):
+            yield from ((m.in_channels, side, side) for side in (32, 28, 64, 224, 8))
+            return
+
+
+def one_sided_tail(n1: nn.Module) -> str | None:
+    """The name of the one-sided activation that ``n1`` ends with, if it can be seen to end with one."""
+    if isinstance(n1, PASSIVE_MODULES):
+        return None
+    if isinstance(n1, ONE_SIDED_MODULES):
+        return type(n1).__name__
+    if isinstance(n1, nn.Sequential):
+        active = [m for m in n1 if not isinstance(m, PASSIVE_MODULES)]
+        return one_sided_tail(active[-1]) if active else None
+    try:
+        graph = n1.graph if isinstance(n1, fx.GraphModule) else fx.Tracer().trace(n1)
+    except Exception:  # not traceable: initialize() still looks at the embeddings' signs
+        return None
+    node: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    while isinstance(node, fx.Node):
+        module = get_layer(n1, str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, PASSIVE_MODULES) or node.target in PASSIVE_FUNCTIONS | PASSIVE_METHODS:
+            node = node.args[0]
+        elif module is not None:
+            return one_sided_tail(module)
+        elif node.target in ONE_SIDED_FUNCTIONS or node.target in ONE_SIDED_METHODS:
+            return getattr(node.target, "__name__", str(node.target))
+        else:
+            return None
+    return None
