@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,9 +14,7 @@ import torch
 if importlib.util.find_spec("torchvision") and not torch.cuda.is_available():
     _TORCHVISION = torch.library.Library("torchvision", "DEF")
     _TORCHVISION.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _TORCHVISION.define(
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    )
+    _TORCHVISION.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 os.environ.setdefault("PYTHONHASHSEED", "0")
 torch.set_num_threads(1)
@@ -28,13 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--run-slow"):
-        kept = [item for item in items if "slow" not in item.keywords]
-        config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
-        items[:] = kept
+    """Leave out the long forms unless asked for, and what needs a CUDA device where there is none."""
+    left_out = set() if config.getoption("--run-slow") else {"slow"}
+    if not torch.cuda.is_available():
+        left_out.add("cuda")
+    dropped = [item for item in items if left_out & set(item.keywords)]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded() -> None:
     torch.manual_seed(0)
-    yield

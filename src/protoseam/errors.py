@@ -13,3 +13,7 @@ class DataError(ProtoSeamError, ValueError):
 
 class DataWarning(UserWarning):
     """A data set can be used, but something about it deserves a look."""
+
+
+class ModelError(ProtoSeamError, ValueError):
+    """A network is unknown, or does not fit the data."""

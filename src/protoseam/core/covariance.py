@@ -11,6 +11,7 @@ full ``(C, K, K)``, diagonal ``(C, K)``, shared (pooled within-class) ``(1, K, K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -90,20 +91,14 @@ def class_moments(
     and all get the moments of the union. A class without samples has mean and covariance 0.
     """
     order_N = y_N.argsort(stable=True)
-    z_NK, y_N = z_NK[order_N].double(), y_N[order_N]
-    local_C = torch.bincount(y_N, minlength=num_classes)
-    bounds = [0, *local_C.cumsum(0).tolist()]
-    if len(bounds) != num_classes + 1:
-        raise ValueError(
-            f"labels must lie in 0…{num_classes - 1}, but the largest is {len(bounds) - 2}: "
-            "check num_classes, or subtract 1 if they start from 1"
-        )
+    z_NK, y_N = z_NK.detach()[order_N].double(), y_N[order_N]
+    local_C, bounds = _sizes(y_N, num_classes)
     count_C, sum_CK = local_C.clone(), _segment_sum(z_NK, local_C)
     if reduce is not None:
         reduce(count_C)
         reduce(sum_CK)
     n_C = count_C.double()
-    mean_CK = sum_CK / n_C.clamp_min(1)[:, None]
+    mean_CK = sum_CK / _or_one(n_C)[:, None]
     r_NK = z_NK - mean_CK.index_select(0, y_N)
     if structure == "diagonal":
         scatter = _segment_sum(r_NK.square(), local_C)
@@ -119,6 +114,22 @@ def class_moments(
     return count_C, mean_CK, normalise_scatter(n_C, scatter)
 
 
+def _sizes(y_N: Tensor, num_classes: int) -> tuple[Tensor, list[int]]:
+    """Samples of each class, and where each class begins among samples sorted by class."""
+    count_C = torch.bincount(y_N, minlength=num_classes)
+    if len(count_C) != num_classes:
+        raise ValueError(
+            f"labels must lie in 0…{num_classes - 1}, but the largest is {len(count_C) - 1}: "
+            "check num_classes, or subtract 1 if they start from 1"
+        )
+    return count_C, [0, *count_C.cumsum(0).tolist()]
+
+
+def _or_one(n_C: Tensor) -> Tensor:
+    """Counts to divide by: 1 where there is no sample. A process's share may be less than one sample."""
+    return torch.where(n_C > 0, n_C, 1.0)
+
+
 def _segment_sum(z_NK: Tensor, count_C: Tensor) -> Tensor:
     """Sums of consecutive rows, count_C[c] of them for class c; in a fixed order, so deterministic."""
     if not len(z_NK):
@@ -129,16 +140,17 @@ def _segment_sum(z_NK: Tensor, count_C: Tensor) -> Tensor:
 def normalise_scatter(n_C: Tensor, scatter: Tensor) -> Tensor:
     """Scatter → covariance: divided by |D_i|, or by m for the shared one."""
     if _is_shared(scatter, len(n_C)):
-        return scatter / n_C.sum().clamp_min(1)
-    return scatter / n_C.clamp_min(1).reshape(-1, *[1] * (scatter.ndim - 1))
+        return scatter / _or_one(n_C.sum())
+    return scatter / _or_one(n_C).reshape(-1, *[1] * (scatter.ndim - 1))
 
 
 def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor]:
     """Factors of Σ̃ = Σ̂ + σ0² I (eq:shrinkage), and the floor each needed, without a host sync.
 
-    Cholesky in float64 succeeds when the smallest eigenvalue exceeds its backward error, about (k+1)·ε·tr Σ̂.
-    So instead of trying again after a failure (which would have to look at the result), each matrix gets
-    max(σ0², 4(k+1)·ε·tr Σ̂) in the first place: that is σ0² unless embeddings are huge or σ0 is tiny.
+    Cholesky in float64 succeeds when the smallest eigenvalue exceeds its backward error, about k·ε·tr Σ̂, and
+    the rounding of Σ̂ itself, at most about 60·ε·tr Σ̂ for up to 10⁶ samples (measured). So instead of trying
+    again after a failure (which would have to look at the result), each matrix gets
+    max(σ0², 4(k+64)·ε·tr Σ̂) in the first place: that is σ0² unless embeddings are huge or σ0 is tiny.
     A non-finite covariance gives the factor of the floor alone, and a floor of NaN to tell.
     """
     covariance = covariance.double()
@@ -152,7 +164,7 @@ def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor
         factors = (torch.where(finite[:, None], variances, 0.0) + floor.square()).sqrt()
     else:
         eps = torch.finfo(torch.float64).eps
-        needed = (4 * (K + 1) * eps) * torch.where(finite, variances.sum(-1), 0.0)
+        needed = (4 * (K + 64) * eps) * torch.where(finite, variances.sum(-1), 0.0)
         used = torch.maximum(floor.square(), needed).sqrt()
         shifted = torch.where(finite[:, None, None], covariance, 0.0)
         shifted.diagonal(dim1=-2, dim2=-1).add_(used.square()[:, None])
@@ -210,7 +222,7 @@ def _blocks(y_N: Tensor, num_classes: int, K: int, structure: Structure) -> Iter
     if structure != "full":
         yield 0, num_classes, order_N
         return
-    ends = [0, *torch.bincount(y_N, minlength=num_classes).cumsum(0).tolist()]
+    _, ends = _sizes(y_N, num_classes)
     step = max(1, _BLOCK_ELEMENTS // (K * K))
     for lo in range(0, num_classes, step):
         hi = min(lo + step, num_classes)
@@ -234,7 +246,7 @@ def optimal_floor(epsilon: Tensor, dim: int) -> Tensor:
 def merge_moments(a: Moments, b: Moments) -> Moments:
     """The moments of the union of two samples (Chan, Golub & LeVeque 1983), never un-centring either."""
     n_C = a.count_C + b.count_C
-    share_C = b.count_C / n_C.clamp_min(1)
+    share_C = b.count_C / _or_one(n_C)
     delta_CK = b.mean_CK - a.mean_CK
     mean_CK = a.mean_CK + delta_CK * share_C[:, None]
     between = between_scatter(a.count_C * share_C, delta_CK, a.scatter)
@@ -255,30 +267,39 @@ def _is_shared(scatter: Tensor, num_classes: int) -> bool:
     return scatter.ndim == 3 and scatter.shape[0] == 1 and num_classes != 1
 
 
-def merge_batch_(moments: Moments, z_BK: Tensor, y_B: Tensor, *, window: float) -> None:
+def merge_batch_(
+    moments: Moments, z_BK: Tensor, y_B: Tensor, *, window: float, mean_window: float = math.inf
+) -> None:
     """Merge one batch into running moments, in place, with static shapes and no host sync.
 
     Same algebra as :func:`merge_moments`, after old statistics have been given the weight of at most
     ``window`` − n_b samples: a class is described by about its last ``window`` samples, so embeddings that
     drift within an epoch leave no more than a window's worth of trace.
+
+    The mean may follow faster, after ``mean_window`` samples: drifting by v a sample it lags v·mean_window
+    behind, and the square of that lag counts as spread. What is paid is the mean's own noise, a share of
+    about 1/(2·mean_window) of Σ̂. With both windows larger than the data this is exactly the union.
     """
     count_C, mean_CK, scatter = moments
     C, K = mean_CK.shape
     z_BK = z_BK.detach().double()
     new_C = torch.zeros_like(count_C).index_add_(0, y_B, torch.ones_like(z_BK[:, 0]))
-    batch_mean_CK = torch.zeros_like(mean_CK).index_add_(0, y_B, z_BK) / new_C.clamp_min(1)[:, None]
+    batch_mean_CK = torch.zeros_like(mean_CK).index_add_(0, y_B, z_BK) / _or_one(new_C)[:, None]
     r_BK = z_BK - batch_mean_CK.index_select(0, y_B)
+    # a non-finite sample shall spoil its own class (its mean does), not the others through 0·NaN below
+    r_BK = torch.where(r_BK.isfinite(), r_BK, 0.0)
     kept_C = torch.minimum(count_C, (window - new_C).clamp_min(0))
-    keep_C = kept_C / count_C.clamp_min(1)
-    total_C = kept_C + new_C
-    delta_CK = torch.where(new_C[:, None] > 0, batch_mean_CK - mean_CK, 0.0)
-    weight_C = kept_C * new_C / total_C.clamp_min(1)
+    keep_C = kept_C / _or_one(count_C)
+    anchor_C = kept_C.clamp_max(mean_window)  # the old mean's weight against the batch's
+    share_C = new_C / _or_one(anchor_C + new_C)
+    delta_CK = batch_mean_CK - mean_CK  # whatever it is for a class without new samples, its share is 0
+    weight_C = anchor_C * share_C
     if scatter.ndim == 2:
         scatter.mul_(keep_C[:, None]).index_add_(0, y_B, r_BK.square())
         scatter.add_(between_scatter(weight_C, delta_CK, scatter))
     elif _is_shared(scatter, C):
         # pooled: the old sum keeps the share of samples that stay
-        scatter.mul_(kept_C.sum() / count_C.sum().clamp_min(1)).add_(r_BK.T @ r_BK)
+        scatter.mul_(kept_C.sum() / _or_one(count_C.sum())).add_(r_BK.T @ r_BK)
         scatter.add_(between_scatter(weight_C, delta_CK, scatter))
     else:
         # a masked product a block of classes: deterministic, no sort, no atomics, no B×K×K tensor
@@ -292,5 +313,5 @@ def merge_batch_(moments: Moments, z_BK: Tensor, y_B: Tensor, *, window: float) 
             scatter[block].baddbmm_(
                 (weight_C[block, None] * delta_CK[block])[:, :, None], delta_CK[block, None, :]
             )
-    mean_CK.add_(delta_CK * (new_C / total_C.clamp_min(1))[:, None])
-    count_C.copy_(total_C)
+    mean_CK.add_(delta_CK * share_C[:, None])
+    count_C.copy_(kept_C + new_C)

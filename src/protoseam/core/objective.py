@@ -57,7 +57,7 @@ class _Repulsion(torch.autograd.Function):
     def forward(ctx: Any, prototypes_CK: Tensor, alpha: float) -> Tensor:
         # ‖a−b‖² = ‖a‖² + ‖b‖² − 2ab cancels for close pairs. In float64, and centred so that a common offset
         # costs nothing, what is lost lies below the resolution of float32 prototypes.
-        s_CK = prototypes_CK.detach().double()
+        s_CK = prototypes_CK.double()
         s_CK = s_CK - s_CK.mean(0)
         C = len(s_CK)
         norm_C = s_CK.square().sum(1)
@@ -68,14 +68,14 @@ class _Repulsion(torch.autograd.Function):
         for start in range(0, C, rows):
             s_RK, norm_R1 = s_CK[start : start + rows], norm_C[start : start + rows, None]
             squared_RC = torch.addmm(norm_R1 + norm_C, s_RK, s_CK.T, alpha=-2.0)
-            apart_RC = squared_RC > _COINCIDENT * (norm_R1 + norm_C)
-            distance_RC = torch.where(apart_RC, squared_RC, 0.0).sqrt()
+            together_RC = squared_RC <= _COINCIDENT * (norm_R1 + norm_C)  # NaN is not: it shall show
+            distance_RC = torch.where(together_RC, 0.0, squared_RC).sqrt()
             # i < j: each pair is seen from both sides, so half the sum; a prototype does not repel itself
             other_RC = index_C[start : start + rows, None] != index_C
             energy_RC = torch.where(other_RC, (-alpha * distance_RC).exp(), 0.0)
             value = value + 0.5 * energy_RC.sum()
             # ∂P/∂s_i = −α Σ_j e^{−αd}/d (s_i − s_j), one matrix product with w = e^{−αd}/d
-            w_RC = torch.where(apart_RC, energy_RC / distance_RC.clamp_min(1e-300), 0.0)
+            w_RC = torch.where(together_RC, 0.0, energy_RC / distance_RC)
             gradients.append(-alpha * (w_RC.sum(1, keepdim=True) * s_RK - w_RC @ s_CK))
         dtype = at_least_float32(prototypes_CK).dtype
         ctx.save_for_backward(torch.cat(gradients).to(prototypes_CK.dtype))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_float32"]
+__all__ = ["at_least_float32", "no_autocast"]
 
 
 def at_least_float32(t: Tensor) -> Tensor:
     """``t`` itself if it is float32 or float64, else its float32 copy (bf16 and fp16 embeddings)."""
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Products inside keep the precision of their factors; a device that knows no autocast needs no care."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

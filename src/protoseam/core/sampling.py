@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from protoseam.core.precision import at_least_float32
+from protoseam.core.precision import at_least_float32, no_autocast
 
 __all__ = ["apply_factors", "sample"]
 
@@ -57,7 +57,7 @@ def sample(
         raise ValueError(f"antithetic draws come in pairs: draws must be even, got {draws}")
     s_CK = at_least_float32(prototypes_CK)
     C, K = s_CK.shape
-    with torch.autocast(s_CK.device.type, enabled=False):  # a bf16 product would coarsen every sample
+    with no_autocast(s_CK.device):  # a bf16 product would coarsen every sample
         xi_MCK = torch.randn(
             draws // 2 if antithetic else draws,
             C,

@@ -128,10 +128,7 @@ def _refresh_exactly(
     reduce: Reduce | None,
 ) -> Refreshed:
     if z_NK is None or y_N is None:
-        raise ValueError(
-            "the exact covariance is estimated from the data: call net.refresh(loader) with the training "
-            "loader, or lift with covariance=ps.RunningCovariance(), which needs no pass"
-        )
+        raise ValueError("the exact covariance is estimated from the data: give its embeddings and labels")
     found = class_factors(z_NK, y_N, num_classes, floor, structure=structure, reduce=reduce, out=factors)
     return Refreshed(found.count_C, found.floor, found.floor_used)
 
@@ -140,27 +137,35 @@ class RunningCovariance(AbstractCovariance):
     """Σ̂ accumulated during training (after alg:lifted): no extra pass, a few small products a step.
 
     Centred moments are merged batch by batch (Chan), and each class is described by about its last
-    ``window`` samples, so that embeddings which move fast within an epoch do not inflate it.
+    ``window`` samples around a mean of about its last ``mean_window``: a mean that lagged behind embeddings
+    which move fast within an epoch would inflate Σ̂ by the square of its lag.
     """
+
+    steps: Tensor
 
     def __init__(
         self,
         floor: Floor = DEFAULT_FLOOR,
         structure: Structure = "full",
         window: int | None = None,
+        mean_window: int = 32,  # a drift of 10 σ in 500 samples then adds 40 % to a variance
     ) -> None:
         super().__init__()
-        if window is not None and window < 2:
-            raise ValueError(f"window is a number of samples a class, at least 2; got {window}")
-        self.floor, self.structure, self.window = _check_floor(floor), structure, window
+        for name, samples in {"window": window, "mean_window": mean_window}.items():
+            if samples is not None and samples < 2:
+                raise ValueError(f"{name} is a number of samples a class, at least 2; got {samples}")
+        self.floor, self.structure = _check_floor(floor), structure
+        self.window, self.mean_window = window, mean_window
 
     def bind(self, num_classes: int, dim: int) -> None:
         # 8 samples a dimension leave a relative error of about √(k/m') = 35 % (eq:vershynin), and are forgotten
         # within half an epoch of CIFAR-100
         self.effective_window = float(max(256, 8 * dim) if self.window is None else self.window)
         self.register_buffer("factors", _floor_factors(num_classes, dim, self.structure, self.floor))
-        # ε̄ of floor="auto" compares two halves: even and odd rows of every batch
+        # ε̄ of floor="auto" compares two halves of each class
         self.halves = 2 if self.floor == "auto" else 1
+        if self.halves == 2:
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         for half in range(self.halves):
             for name, value in empty_moments(num_classes, dim, self.structure)._asdict().items():
                 self.register_buffer(f"{name}_{half}", value)
@@ -169,11 +174,21 @@ class RunningCovariance(AbstractCovariance):
         return Moments(*(getattr(self, f"{name}_{half}") for name in Moments._fields))
 
     def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
+        windows = {
+            "window": self.effective_window / self.halves,
+            "mean_window": self.mean_window / self.halves,
+        }
+        if self.halves == 1:
+            merge_batch_(self._moments(0), z_BK, y_B, **windows)
+            return
+        # Every other sample of a class; shifted by one a step, so that a class with one sample in each batch
+        # gets to both halves too.
+        order_B = y_B.argsort(stable=True)
         for half in range(self.halves):
-            rows = slice(half, None, self.halves)
-            merge_batch_(
-                self._moments(half), z_BK[rows], y_B[rows], window=self.effective_window / self.halves
-            )
+            rows = torch.arange(half, len(y_B), 2, device=y_B.device)
+            rows = order_B[(rows + self.steps) % len(y_B)]
+            merge_batch_(self._moments(half), z_BK[rows], y_B[rows], **windows)
+        self.steps.add_(1)
 
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
         parts = [self._moments(half) for half in range(self.halves)]
@@ -193,7 +208,8 @@ class RunningCovariance(AbstractCovariance):
         return [f"{name}_{half}" for half in range(self.halves) for name in Moments._fields]
 
     def extra_repr(self) -> str:
-        return f"floor={self.floor}, structure={self.structure!r}, window={self.window}"
+        windows = f"window={self.window}, mean_window={self.mean_window}"
+        return f"floor={self.floor}, structure={self.structure!r}, {windows}"
 
 
 def _pool_(own: Moments, reduce: Reduce) -> Moments:
@@ -204,7 +220,7 @@ def _pool_(own: Moments, reduce: Reduce) -> Moments:
     n_C, sum_CK = own.count_C.clone(), own.count_C[:, None] * own.mean_CK
     reduce(n_C)
     reduce(sum_CK)
-    mean_CK = sum_CK / n_C.clamp_min(1)[:, None]
+    mean_CK = sum_CK / torch.where(n_C > 0, n_C, 1.0)[:, None]
     scatter = own.scatter + between_scatter(own.count_C, own.mean_CK - mean_CK, own.scatter)
     reduce(scatter)
     ranks = torch.ones((), dtype=torch.float64, device=n_C.device)
@@ -259,11 +275,12 @@ class SwitchCovariance(AbstractCovariance):
         structure: Structure = "full",
         window: int | None = None,
         lr_below: float = 0.1,
+        mean_window: int = 32,
     ) -> None:
         super().__init__()
         if not 0 < lr_below < 1:
             raise ValueError(f"lr_below is a fraction of the peak learning rate, in (0, 1); got {lr_below}")
-        self.running = RunningCovariance(floor, structure, window)
+        self.running = RunningCovariance(floor, structure, window, mean_window)
         self.lr_below = lr_below
         self.structure = structure
 

@@ -20,6 +20,8 @@ __all__ = [
     "check_embeddings",
     "check_labels",
     "check_terms",
+    "name_some",
+    "report_floors",
     "warn_counts",
 ]
 
@@ -35,14 +37,14 @@ class SeamWarning(UserWarning):
     """Lifted training goes on, but probably not as intended."""
 
 
-def check_labels(y_B: Tensor, num_classes: int) -> None:
-    """Labels must be integers in 0…n−1."""
-    if y_B.is_floating_point() or y_B.dtype == torch.bool or y_B.ndim != 1:
+def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
+    """Labels must be integers in 0…n−1; without ``values`` only what can be seen without a sync is checked."""
+    if y_B.dtype not in (torch.int64, torch.int32) or y_B.ndim != 1:
         raise ValueError(
             f"labels must be a vector of class indices (int64), got {y_B.dtype} of shape {tuple(y_B.shape)}; "
-            "one-hot labels: pass y.argmax(1)"
+            "one-hot labels: pass y.argmax(1), others: y.long()"
         )
-    if not len(y_B):
+    if not values or not len(y_B):
         return
     low, high = (int(v) for v in torch.aminmax(y_B))
     if low < 0 or high >= num_classes:
@@ -71,7 +73,7 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
         classes = y_N[bad_N].unique().tolist()
         raise SeamError(
             f"N1 returned non-finite embeddings in {where}: {int(bad_N.sum())} of {len(z_NK)} samples, "
-            f"class {_some(classes)}. The consensus curvature grows with lr·ρ·‖features‖²: lower the learning "
+            f"class {name_some(classes)}. The consensus curvature grows with lr·ρ·‖features‖²: lower the learning "
             "rate, clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max)"
         )
 
@@ -82,7 +84,7 @@ def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
     empty = [c for c, n in enumerate(count) if n == 0]
     if empty:
         warnings.warn(
-            f"class {_some(empty)} has no sample: its prototype is trained by repulsion and sampling alone. "
+            f"class {name_some(empty)} has no sample: its prototype is trained by repulsion and sampling alone. "
             "Lower num_classes or complete the data",
             SeamWarning,
             stacklevel=3,
@@ -98,7 +100,27 @@ def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
         )
 
 
-def _some(classes: list[int]) -> str:
+def report_floors(floor: Tensor, floor_used: Tensor) -> None:
+    """Name the classes whose covariance could not be factored with the floor asked for."""
+    spoilt = floor_used.isnan().nonzero().flatten().tolist()
+    if spoilt:
+        raise SeamError(
+            f"the running covariance of class {name_some(spoilt)} is not finite: N1 returned non-finite embeddings "
+            "during the epoch. Go back to a checkpoint, and lower the learning rate, clip gradients, or let ρ "
+            "grow more slowly"
+        )
+    raised = (floor_used > floor * (1 + 1e-9)).nonzero().flatten().tolist()
+    if raised:
+        warnings.warn(
+            f"the covariance of class {name_some(raised)} is too large for the floor {float(floor):.3g}, which was "
+            f"raised to up to {float(floor_used[raised].max()):.3g}: embeddings are growing. Lower the learning "
+            "rate, or add weight decay",
+            SeamWarning,
+            stacklevel=4,
+        )
+
+
+def name_some(classes: list[int]) -> str:
     return ", ".join(map(str, classes[:8])) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
 
 
@@ -107,11 +129,14 @@ class StepGuard:
 
     Every in-place update bumps a tensor's version. If the head's weights get new versions, step after step,
     while the prototypes hold a gradient and keep theirs, some optimizer has the one but not the other.
+    Fused kernels and updates through ``.data`` bump nothing, so versions only raise the suspicion; values,
+    read once the suspicion has lasted, decide.
     """
 
     def __init__(self) -> None:
         self.versions: tuple[int, int] | None = None
         self.left_out = 0
+        self.suspected: Tensor | None = None
         self.snapshot: tuple[Tensor, Tensor] | None = None
 
     def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
@@ -122,11 +147,16 @@ class StepGuard:
         if self.versions is None or now[0] != self.versions[0]:
             self.left_out = 0
         elif now[1] != self.versions[1] and prototypes.grad is not None:
+            if not self.left_out:
+                self.suspected = prototypes.detach().clone()
             self.left_out += 1
         self.versions = now
-        if self.left_out >= _PATIENCE:
+        if self.left_out < _PATIENCE:
+            return
+        steps, self.left_out = self.left_out, 0
+        if self.suspected is not None and torch.equal(self.suspected, prototypes):
             raise SeamError(
-                f"{self.left_out} optimizer steps changed the network but not the prototypes: they are in no "
+                f"{steps} optimizer steps changed the network but not the prototypes: they are in no "
                 "optimizer. Build it from the lifted module: torch.optim.SGD(net.param_groups(lr=…), …)"
             )
 

@@ -11,8 +11,9 @@ from protoseam.core.objective import Loss
 from protoseam.core.schedules import Schedule
 from protoseam.seam.classifier import find_classifier, get_layer, seam_linear
 from protoseam.seam.covariance import AbstractCovariance
-from protoseam.seam.lifted import ClassWeights, Init, Lifted
-from protoseam.seam.split import one_sided_tail, split
+from protoseam.seam.lifted import ClassWeights, Lifted
+from protoseam.seam.prototypes import Init
+from protoseam.seam.split import evaluating, one_sided_tail, split
 
 __all__ = ["lift"]
 
@@ -135,10 +136,9 @@ def _sizes(
     """Width and class count of given halves: from a probe, from their Linears, or from the caller."""
     shape: tuple[int, ...] | None = None
     if probe is not None:
-        with torch.no_grad():
-            z = n1.eval()(probe)
-            logits = n2.eval()(z)
-        n1.train(), n2.train()
+        with evaluating(n1, n2), torch.no_grad():
+            z = n1(probe)
+            logits = n2(z)
         shape, seen = tuple(z.shape[1:]), int(logits.shape[1])
     else:
         first = next((m for m in n2.modules() if isinstance(m, nn.Linear)), None)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.covariance import class_moments
-from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
+from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
 from protoseam.core.schedules import Schedule, SineAnneal
 from protoseam.seam.classifier import deploy_at
@@ -26,16 +26,18 @@ from protoseam.seam.guards import (
     SeamError,
     SeamWarning,
     StepGuard,
+    check_embeddings,
     check_labels,
     check_terms,
+    report_floors,
     warn_counts,
 )
 from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import all_reduce, broadcast
+from protoseam.seam.prototypes import Init, first_prototypes
 
 __all__ = ["Lifted", "Terms"]
 
-Init = Literal["fsinit", "random", "unit"]
 ClassWeights = Literal["uniform", "frequency"]
 
 
@@ -91,7 +93,7 @@ class Lifted(nn.Module):
         )
         self.init = init if isinstance(init, str) else "given"
         device = next((p.device for p in n1.parameters()), torch.device("cpu"))
-        self.prototypes = nn.Parameter(_first_prototypes(init, num_classes, dim).to(device))
+        self.prototypes = nn.Parameter(first_prototypes(init, num_classes, dim).to(device))
         self.covariance = ExactCovariance() if covariance is None else copy.deepcopy(covariance)
         self.covariance.bind(num_classes, dim)
         self.covariance.to(device)
@@ -99,7 +101,7 @@ class Lifted(nn.Module):
         self.register_buffer("progress", torch.tensor([0, 1], device=device))
         self.register_buffer("class_count", torch.zeros(num_classes, dtype=torch.int64, device=device))
         self.register_buffer("ready", torch.tensor(self.init != "fsinit", device=device))
-        self._ready = bool(self.ready)
+        self._ready, self._counted = bool(self.ready), False
         self.register_load_state_dict_post_hook(_after_load)
         # Under DDP each process accumulates its own samples; refresh() merges them.
         self._ddp_params_and_buffers_to_ignore = [
@@ -127,10 +129,10 @@ class Lifted(nn.Module):
         if eager:
             self._before_step(z_BK, y)
         terms = self._terms(z_BK, y, generator)
-        if self.training:
-            self.covariance.observe(z_BK.detach(), y)
         if eager:
             self._after_step(terms, z_BK, y)
+        if self.training:
+            self.covariance.observe(z_BK.detach(), y)
         return terms
 
     def objective(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Terms:
@@ -202,9 +204,14 @@ class Lifted(nn.Module):
         s_group = {"name": "prototypes", "params": [self.prototypes], "lr": s_lr, "weight_decay": s_decay}
         return [*groups, s_group]
 
-    def initialize(self, loader: Iterable[Any]) -> None:
-        """Look at the data once: FSInit (if asked for), class counts, and the checks that need all labels."""
-        z_NK, y_N = collect_embeddings(self, self.embed, loader, self.num_classes, self._device, "initialize")
+    def initialize(
+        self, loader: Iterable[Any] | None = None, *, embeddings: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Look at the data once: FSInit (if asked for), class counts, and the checks that need all labels.
+
+        ``embeddings``: ``(N1(x), y)`` of the data, for callers who have swept it themselves.
+        """
+        z_NK, y_N = self._swept(loader, embeddings, "initialize")
         if len(z_NK) > 1 and bool((z_NK >= 0).all()):
             warnings.warn(
                 "no embedding has a negative coordinate: N1 seems to end in a ReLU-like activation, and a Gaussian "
@@ -240,14 +247,14 @@ class Lifted(nn.Module):
         self.progress.copy_(torch.tensor([epoch, epochs]))
         self.covariance.progress(rho, lr)
 
-    def refresh(self, loader: Iterable[Any] | None = None) -> None:
+    def refresh(
+        self, loader: Iterable[Any] | None = None, *, embeddings: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         """End an epoch: new factors of Σ̃. Sweeps the loader only if the estimator needs the data."""
         self._between_epochs()
         z_NK = y_N = None
-        if self.covariance.needs_pass and loader is not None:
-            z_NK, y_N = collect_embeddings(
-                self, self.embed, loader, self.num_classes, self._device, "refresh"
-            )
+        if self.covariance.needs_pass:
+            z_NK, y_N = self._swept(loader, embeddings, "refresh")
         found = self.covariance.refresh(z_NK, y_N, all_reduce())
         if found is not None:
             self._report(found)
@@ -271,26 +278,45 @@ class Lifted(nn.Module):
 
     # ------------------------------------------------------------------ guards and housekeeping
 
+    def _swept(
+        self, loader: Iterable[Any] | None, embeddings: tuple[Tensor, Tensor] | None, what: str
+    ) -> tuple[Tensor, Tensor]:
+        if embeddings is None:
+            if loader is None:
+                raise ValueError(
+                    f"net.{what} needs the data: net.{what}(loader) with the training loader"
+                    + (", or lift with covariance=ps.RunningCovariance()" if what == "refresh" else "")
+                )
+            embeddings = collect_embeddings(self, self.embed, loader, self._device, what)
+        z_NK, y_N = embeddings
+        check_labels(y_N, self.num_classes)
+        check_embeddings(z_NK, y_N, what)
+        return z_NK, y_N
+
     def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
         if not self._ready:
             raise SeamError(
                 "the prototypes have no values yet: FSInit puts them on the class means, so call "
                 "net.initialize(loader) before training, or lift with init='random'"
             )
+        if self.class_weights == "frequency" and not self._counted:
+            raise SeamError(
+                "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) before training"
+            )
         if z_BK.ndim != 2 or z_BK.shape[1] != self.dim:
             raise SeamError(
                 f"N1 returned shape {tuple(z_BK.shape)} where (batch, {self.dim}) was expected: the seam must be "
                 f"{self.dim} wide and nothing may follow the layer it lies behind"
             )
-        if y_B.device.type == "cpu":
-            check_labels(y_B, self.num_classes)
+        check_labels(y_B, self.num_classes, values=y_B.device.type == "cpu")
         if self.training and torch.is_grad_enabled():
             self._guard.step(self.prototypes, self._witness())
 
     def _after_step(self, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
-        self._last_terms = terms.total.detach()
         if y_B.device.type == "cpu":
             check_terms({k: v for k, v in terms._asdict().items() if k != "total"}, z_BK, y_B)
+        else:
+            self._last_terms = terms.total.detach()
 
     def _between_epochs(self) -> None:
         self._guard.epoch(self.prototypes, self._witness())
@@ -325,20 +351,12 @@ class Lifted(nn.Module):
     def _report(self, found: Refreshed) -> None:
         if found.count_C is not None:
             self.class_count.copy_(found.count_C)
-        raised = (found.floor_used > found.floor * (1 + 1e-9)).nonzero().flatten().tolist()
-        if raised:
-            worst = float(found.floor_used[raised].max())
-            warnings.warn(
-                f"the covariance of class {', '.join(map(str, raised[:8]))}{', …' if len(raised) > 8 else ''} is too "
-                f"large for the floor {float(found.floor):.3g} and was raised to up to {worst:.3g}: embeddings are "
-                "growing. Lower the learning rate, or add weight decay",
-                SeamWarning,
-                stacklevel=3,
-            )
+            self._counted = True
+        report_floors(found.floor, found.floor_used)
 
     def _set_ready(self) -> None:
         self.ready.fill_(True)
-        self._ready = True
+        self._ready = self._counted = True
 
     @property
     def _device(self) -> torch.device:
@@ -364,25 +382,8 @@ class Lifted(nn.Module):
         return self
 
 
-def _first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
-    if isinstance(init, Tensor):
-        if init.shape != (num_classes, dim):
-            raise ValueError(
-                f"init must be one prototype a class, shape ({num_classes}, {dim}); got {tuple(init.shape)}"
-            )
-        return init.detach().clone().float()
-    if init == "fsinit":
-        return torch.zeros(num_classes, dim)
-    if init == "random":
-        return random_prototypes(num_classes, dim)
-    if init == "unit":
-        return unit_vectors(num_classes, dim)
-    raise ValueError(
-        f"init must be 'fsinit', 'random', 'unit' or a ({num_classes}, {dim}) tensor, got {init!r}"
-    )
-
-
 def _after_load(module: nn.Module, incompatible: Any) -> None:
     assert isinstance(module, Lifted)
-    module._ready = bool(module.ready)
+    module._ready, module._counted = bool(module.ready), bool(module.class_count.any())
     module._guard = StepGuard()
+    module._last_terms = None  # going back to a checkpoint ends a divergence

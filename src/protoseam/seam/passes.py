@@ -9,43 +9,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from protoseam.seam.guards import check_embeddings, check_labels
+from protoseam.core.precision import at_least_float32
 
-__all__ = ["collect_embeddings"]
+__all__ = ["as_deployed", "collect_embeddings"]
 
 
 def collect_embeddings(
     module: nn.Module,
     embed: Callable[[Tensor], Tensor],
     loader: Iterable[Any],
-    num_classes: int,
     device: torch.device,
     what: str,
 ) -> tuple[Tensor, Tensor]:
-    """``(z_NK, y_N)`` of everything the loader yields, float32, without gradients, in eval mode."""
+    """``(z_NK, y_N)`` of everything the loader yields, ≥ float32, without gradients, in eval mode."""
     zs, ys = [], []
-    with _as_deployed(module), torch.no_grad():
+    with as_deployed(module), torch.no_grad():
         for batch in loader:
             if not isinstance(batch, list | tuple) or len(batch) < 2:
                 raise TypeError(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
             x, y = batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True)
-            zs.append(embed(x).float())
+            zs.append(at_least_float32(embed(x)))
             ys.append(y)
     if not zs:
         raise ValueError(
             f"{what} got an empty loader: was it a generator, used up by the loop before? Pass a "
             "DataLoader, which can be iterated again"
         )
-    z_NK, y_N = torch.cat(zs), torch.cat(ys)
-    check_labels(y_N, num_classes)
-    check_embeddings(z_NK, y_N, what)
-    return z_NK, y_N
+    return torch.cat(zs), torch.cat(ys)
 
 
 @contextmanager
-def _as_deployed(module: nn.Module) -> Iterator[None]:
+def as_deployed(module: nn.Module) -> Iterator[None]:
     """Eval mode, except that a BatchNorm which has seen no data yet uses its batch's statistics.
 
     Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit

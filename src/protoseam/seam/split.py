@@ -7,7 +7,8 @@ it but the layer's own output; the two halves are then plain ``GraphModule`` obj
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, fx, nn
 from protoseam.errors import ProtoSeamError
 from protoseam.seam.classifier import get_layer
 
-__all__ = ["SplitError", "one_sided_tail", "split"]
+__all__ = ["SplitError", "evaluating", "one_sided_tail", "split"]
 
 # Activations whose range is (almost) the non-negative half line: §design, "Lifting location".
 ONE_SIDED_MODULES = (
@@ -48,15 +49,8 @@ def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn
     get_layer(model, at)
     probe = _guess_probe(model, at) if probe is None else probe
     n1, n2 = _cut(model, at)
-    training = model.training
-    try:
-        for m in (model, n1, n2):
-            m.eval()
-        with torch.no_grad():
-            expected, found = model(probe), n2(n1(probe))
-    finally:
-        for m in (model, n1, n2):
-            m.train(training)
+    with evaluating(model, n1, n2), torch.no_grad():
+        expected, found = model(probe), n2(n1(probe))
     if not (isinstance(expected, Tensor) and torch.equal(expected, found)):
         raise SplitError(
             f"cutting {type(model).__name__} at {at!r} does not give the same output on the probe: the forward "
@@ -75,44 +69,57 @@ def _cut(model: nn.Module, at: str) -> tuple[fx.GraphModule, fx.GraphModule]:
     nodes = list(graph.nodes)
     before = set(nodes[: nodes.index(cut)])
     after = nodes[nodes.index(cut) + 1 :]
-    # Parameters and constants may be fetched anywhere; N2 fetches its own again.
-    fetched = {n for n in before if n.op == "get_attr"}
+    # Parameters and constants may be fetched anywhere; each half fetches its own.
+    fetched: list[fx.Node] = []
     for node in after:
         for source in node.all_input_nodes:
-            if source in before - fetched:
+            if source in before and source.op == "get_attr":
+                fetched += [source] if source not in fetched else []
+            elif source in before:
                 raise SplitError(
                     f"the output of {at!r} is not all that the rest of {type(model).__name__} needs: "
                     f"{source.name!r}, computed before it, is read again by {node.name!r} (a skip "
                     "connection?). Cut where only one value passes, e.g. after the block"
                 )
-    shared = _parameters_of(before | {cut}, model) & _parameters_of(set(after), model)
+    needed = _ancestors(cut)
+    shared = _parameters_of(needed, model) & _parameters_of([*fetched, *after], model)
     if shared:
         raise SplitError(
             f"both halves would use {sorted(shared)[0]!r}: parameters tied across the seam would carry "
             "gradients over it. Cut elsewhere"
         )
-    return _first_half(model, nodes, cut), _second_half(model, cut, after, fetched)
+    first = [node for node in nodes if node in needed or node.op == "placeholder"]
+    return _first_half(model, first, cut), _second_half(model, cut, after, fetched)
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def _first_half(model: nn.Module, nodes: list[fx.Node], cut: fx.Node) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in nodes[: nodes.index(cut) + 1]:
+    for node in nodes:
         copies[node] = graph.node_copy(node, lambda n: copies[n])
     graph.output(copies[cut])
-    graph.eliminate_dead_code()
     return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}N1")
 
 
 def _second_half(
-    model: nn.Module, cut: fx.Node, after: list[fx.Node], fetched: set[fx.Node]
+    model: nn.Module, cut: fx.Node, after: list[fx.Node], fetched: list[fx.Node]
 ) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {cut: graph.placeholder("z")}
+    for node in fetched:
+        copies[node] = graph.node_copy(node)
     for node in after:
-        for source in node.all_input_nodes:
-            if source in fetched and source not in copies:
-                copies[source] = graph.node_copy(source)
         if node.op == "output":
             graph.output(fx.map_arg(node.args[0], lambda n: copies[n]))
         else:
@@ -134,20 +141,17 @@ class _Tracer(fx.Tracer):
 def _trace(model: nn.Module, at: str) -> fx.Graph:
     """The model's graph, which must not depend on whether it is training."""
     code = {}
-    was = {m: m.training for m in model.modules()}
     try:
-        for mode in (True, False):
-            model.train(mode)
-            graph = _Tracer(at).trace(model)
-            code[mode] = graph.python_code("self").src
+        with evaluating(model):
+            for mode in (True, False):
+                model.train(mode)
+                graph = _Tracer(at).trace(model)
+                code[mode] = graph.python_code("self").src
     except Exception as error:  # fx raises whatever the traced forward raises
         raise SplitError(
             f"{type(model).__name__} cannot be traced ({type(error).__name__}: {error}): its forward depends on "
             "values, not only on shapes. Write the two halves yourself and lift them: ps.lift((n1, n2))"
         ) from error
-    finally:
-        for m, mode in was.items():
-            m.training = mode
     if code[True] != code[False]:
         raise SplitError(
             f"the forward of {type(model).__name__} differs between train() and eval() (a functional dropout, "
@@ -157,14 +161,29 @@ def _trace(model: nn.Module, at: str) -> fx.Graph:
     return graph
 
 
-def _parameters_of(nodes: set[fx.Node], model: nn.Module) -> set[str]:
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Eval mode for a while; every layer gets its own mode back, also one frozen by hand."""
+    was = {m: m.training for module in modules for m in module.modules()}
+    try:
+        for module in modules:
+            module.eval()
+        yield
+    finally:
+        for m, mode in was.items():
+            m.training = mode
+
+
+def _parameters_of(nodes: Iterable[fx.Node], model: nn.Module) -> set[str]:
+    """The parameters these nodes use, by the first of their names (a tied one has several)."""
     names = {id(p): name for name, p in model.named_parameters()}
+    every = {name: names[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     found: set[str] = set()
     for node in nodes:
         if node.op == "call_module":
             found |= {names[id(p)] for p in get_layer(model, str(node.target)).parameters()}
-        elif node.op == "get_attr" and node.target in names.values():
-            found.add(str(node.target))
+        elif node.op == "get_attr" and node.target in every:
+            found.add(every[node.target])
     return found
 
 
@@ -173,16 +192,12 @@ def _guess_probe(model: nn.Module, at: str) -> Tensor:
     for shape in _shapes(model):
         parameter = next(model.parameters())
         probe = torch.randn(2, *shape, device=parameter.device, dtype=parameter.dtype)
-        was = {m: m.training for m in model.modules()}
         try:
-            with torch.no_grad():
-                model.eval()(probe)
-            return probe
-        except (RuntimeError, ValueError, AssertionError, IndexError):
+            with evaluating(model), torch.no_grad():
+                model(probe)
+        except Exception:  # whatever it says, this is not the shape the model wants
             continue
-        finally:
-            for m, mode in was.items():
-                m.training = mode
+        return probe
     raise SplitError(
         f"cannot guess an input for {type(model).__name__}: pass one, ps.split(model, at={at!r}, probe=x)"
     )
@@ -215,7 +230,7 @@ def one_sided_tail(n1: nn.Module) -> str | None:
     while isinstance(node, fx.Node):
         module = get_layer(n1, str(node.target)) if node.op == "call_module" else None
         if isinstance(module, PASSIVE_MODULES) or node.target in PASSIVE_FUNCTIONS | PASSIVE_METHODS:
-            node = node.args[0]
+            node = node.all_input_nodes[0]
         elif module is not None:
             return one_sided_tail(module)
         elif node.target in ONE_SIDED_FUNCTIONS or node.target in ONE_SIDED_METHODS:

@@ -1,0 +1,33 @@
+"""The prototypes' first values, from what the user says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protoseam.core.initializers import random_prototypes, unit_vectors
+
+__all__ = ["Init", "first_prototypes"]
+
+Init = Literal["fsinit", "random", "unit"]
+
+
+def first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
+    """``(C, K)``; zeros until the data has been seen for FSInit."""
+    if isinstance(init, Tensor):
+        if init.shape != (num_classes, dim):
+            raise ValueError(
+                f"init must be one prototype a class, shape ({num_classes}, {dim}); got {tuple(init.shape)}"
+            )
+        return init.detach().clone().float()
+    if init == "fsinit":
+        return torch.zeros(num_classes, dim)
+    if init == "random":
+        return random_prototypes(num_classes, dim)
+    if init == "unit":
+        return unit_vectors(num_classes, dim)
+    raise ValueError(
+        f"init must be 'fsinit', 'random', 'unit' or a ({num_classes}, {dim}) tensor, got {init!r}"
+    )

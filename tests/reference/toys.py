@@ -1,0 +1,77 @@
+"""Small networks, data and loops that the tests of the seam share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import protoseam as ps
+
+FEATURES, HIDDEN, CLASSES, DIM = 6, 16, 4, 3
+Batch = tuple[Tensor, Tensor]
+
+
+def network(classes: int = CLASSES) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes))
+
+
+class Noisy(nn.Module):
+    """With batch statistics and dropout, so that buffers and the random state matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(FEATURES, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Dropout(0.2)
+        )
+        self.fc = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x))
+
+
+def batches(n: int = 64, size: int = 16, seed: int = 0) -> list[Batch]:
+    """Four separated blobs, every class equally often, in a fixed order that can be iterated again."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % CLASSES
+    x = 2 * F.one_hot(y, FEATURES) + 0.5 * torch.randn(n, FEATURES, generator=g)
+    order = torch.randperm(n, generator=g)
+    return list(zip(x[order].split(size), y[order].split(size), strict=True))
+
+
+def lifted(model: nn.Module | None = None, **options: Any) -> ps.Lifted:
+    options = {"dim": DIM, "init": "random", "schedule": ps.SineAnneal(4, 8), **options}
+    return ps.lift(network() if model is None else model, num_classes=CLASSES, **options)
+
+
+def sgd(net: ps.Lifted, lr: float = 0.05, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(net.param_groups(lr=lr, weight_decay=1e-3), momentum=0.9, nesterov=True, **options)
+
+
+def step(net: ps.Lifted, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> ps.Terms:
+    terms = net.objective(x, y)
+    optimizer.zero_grad()
+    terms.total.backward()
+    optimizer.step()
+    return terms
+
+
+def train(
+    net: ps.Lifted,
+    optimizer: torch.optim.Optimizer,
+    data: list[Batch],
+    epochs: Iterable[int],
+    total: int,
+) -> None:
+    """The README's loop, with a learning rate that decays tenfold halfway."""
+    for epoch in epochs:
+        lr = 0.05 if epoch < total / 2 else 0.004
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        net.set_progress(epoch, total, lr=lr)
+        for x, y in data:
+            step(net, optimizer, x, y)
+        net.refresh(data)

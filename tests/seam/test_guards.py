@@ -1,0 +1,361 @@
+"""What goes wrong in lifted training is said in words; what goes right is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import CLASSES, DIM, FEATURES, Batch, batches, lifted, network, sgd, step, train
+
+import protoseam as ps
+
+X, Y = batches()[0]
+DATA = batches()
+Optimizers = list[torch.optim.Optimizer]
+
+
+def steps(net: ps.Lifted, optimizers: Optimizers, count: int, zero: Callable[[], None] | None = None) -> None:
+    for at in range(count):
+        terms = net.objective(*DATA[at % len(DATA)])
+        for optimizer in optimizers if zero is None else ():
+            optimizer.zero_grad()
+        if zero is not None:
+            zero()
+        terms.total.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def without_prototypes(net: ps.Lifted, **options: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*net.n1.parameters(), *net.n2.parameters()], lr=0.01, **options)
+
+
+# ---------------------------------------------------------------------- prototypes that are left out
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_prototypes_in_no_optimizer(options: dict[str, bool]) -> None:
+    net = lifted()
+    with pytest.raises(
+        ps.SeamError, match=r"optimizer steps changed the network but not the prototypes.*param_groups"
+    ):
+        steps(net, [without_prototypes(net, **options)], 12)
+
+
+def test_prototypes_in_no_optimizer_are_noticed_soon_but_not_at_once() -> None:
+    """Alternating schemes may leave them out for a few steps."""
+    net = lifted()
+    optimizer = without_prototypes(net)
+    steps(net, [optimizer], 8)
+    with pytest.raises(ps.SeamError, match=r"^8 optimizer steps"):
+        steps(net, [optimizer], 1)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}], ids=str)
+def test_the_epochs_end_notices_what_the_steps_cannot(options: dict[str, bool]) -> None:
+    """A fused kernel leaves no trace of its steps, and zeroed gradients none of the ones left out."""
+    net = lifted()
+    net.set_progress(0, 2)
+    optimizer = without_prototypes(net, **options)
+    for x, y in DATA * 3:
+        net.zero_grad()
+        net.objective(x, y).total.backward()
+        optimizer.step()
+    with pytest.raises(ps.SeamError, match="the head moved during the epoch but the prototypes did not"):
+        net.refresh(DATA)
+
+
+def test_a_learning_rate_of_zero() -> None:
+    net = lifted()
+    optimizer = torch.optim.SGD(net.param_groups(lr=0.1, prototype_lr=0.0))
+    net.set_progress(0, 3)
+    steps(net, [optimizer], 20)
+    with pytest.raises(ps.SeamError, match=r"learning rate is 0 .*net\.prototypes\.requires_grad_\(False\)"):
+        net.set_progress(1, 3)
+
+
+# ---------------------------------------------------------------------- no false alarms
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_ordinary_training(kind: type[torch.optim.Optimizer], options: dict[str, bool]) -> None:
+    net = lifted()
+    optimizer = kind(net.param_groups(lr=0.01), **options)
+    train(net, optimizer, DATA * 4, range(3), 3)
+
+
+def test_gradient_accumulation() -> None:
+    net = lifted()
+    optimizer = sgd(net)
+    net.set_progress(0, 4)
+    for _ in range(3):
+        for at in range(64):
+            (net.objective(*DATA[at % len(DATA)]).total / 64).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    net.refresh(DATA)
+
+
+@pytest.mark.parametrize("fused", ["head", "prototypes", "both", "neither"])
+def test_two_optimizers(fused: str) -> None:
+    net = lifted()
+    head = without_prototypes(net, fused=fused in ("head", "both"))
+    own = torch.optim.SGD([net.prototypes], lr=0.01, fused=fused in ("prototypes", "both"))
+    net.set_progress(0, 4)
+    steps(net, [head, own], 40)
+    net.refresh(DATA)
+
+
+def test_an_optimizer_that_writes_through_data() -> None:
+    class Through(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data.add_(p.grad, alpha=-group["lr"])
+
+    net = lifted()
+    steps(net, [without_prototypes(net), Through([net.prototypes], lr=0.01)], 40)
+
+
+def test_prototypes_in_every_fourth_step() -> None:
+    net = lifted()
+    head, own = without_prototypes(net), torch.optim.SGD([net.prototypes], lr=0.01)
+    net.set_progress(0, 4)
+    for _ in range(10):
+        steps(net, [head], 3, zero=net.zero_grad)
+        steps(net, [head, own], 1)
+    net.set_progress(1, 4)
+
+
+def test_frozen_prototypes() -> None:
+    net = lifted()
+    net.prototypes.requires_grad_(False)
+    train(net, without_prototypes(net), DATA * 4, range(3), 3)
+    assert net.prototypes.grad is None
+
+
+def test_a_head_without_parameters() -> None:
+    class Distances(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            return -torch.cdist(z, torch.eye(CLASSES)).square()
+
+    net = ps.lift(
+        (nn.Linear(FEATURES, CLASSES), Distances()),
+        dim=CLASSES,
+        num_classes=CLASSES,
+        init="unit",
+        schedule=ps.ConstantRho(2.0),
+    )
+    assert [g["name"] for g in net.param_groups(lr=0.1)] == ["n1", "prototypes"]
+    train(net, sgd(net), DATA * 4, range(2), 2)
+    assert torch.equal(net.deploy()(X), net(X))
+
+
+def test_evaluation_between_steps_is_not_counted() -> None:
+    net = lifted()
+    optimizer = without_prototypes(net)
+    for _ in range(20):
+        with torch.no_grad():
+            net(X, Y)
+        steps(net.eval(), [optimizer], 1)
+        net.train()
+
+
+def test_loading_a_state_forgets_suspicions() -> None:
+    net = lifted()
+    optimizer = without_prototypes(net)
+    for _ in range(3):
+        steps(net, [optimizer], 7)
+        net.load_state_dict(net.state_dict())
+
+
+# ---------------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (Y + 1, f"0…3, but reach from 1 to {CLASSES}; they seem to start from 1: subtract 1"),
+        (Y + 2, "but reach from 2 to 5; check num_classes"),
+        (Y - 1, "but reach from -1 to 2; check num_classes"),
+        (Y.float(), r"vector of class indices \(int64\), got torch\.float32 of shape \(16,\)"),
+        (Y.bool(), r"got torch\.bool"),
+        (Y.to(torch.uint8), r"got torch\.uint8 .*y\.long\(\)"),
+        (torch.eye(CLASSES)[Y], r"of shape \(16, 4\); one-hot labels: pass y\.argmax\(1\)"),
+        (torch.eye(CLASSES).long()[Y], r"got torch\.int64 of shape \(16, 4\)"),
+    ],
+)
+def test_labels(labels: Tensor, message: str) -> None:
+    net = lifted()
+    with pytest.raises(ValueError, match=message):
+        net(X, labels)
+    for sweep in (lifted(init="fsinit").initialize, net.refresh):
+        with pytest.raises(ValueError, match=message):
+            sweep([(X, labels)])
+
+
+def test_labels_on_an_accelerator_are_checked_without_their_values() -> None:
+    net = lifted().to("meta")
+    with pytest.raises(ValueError, match="vector of class indices"):
+        net(X.to("meta"), Y.float().to("meta"))
+
+
+def test_labels_of_32_bits_and_empty_batches() -> None:
+    net = lifted(covariance=ps.RunningCovariance("auto"))
+    assert net(X, Y.int()).total.isfinite()
+    from protoseam.seam.guards import check_labels
+
+    check_labels(Y[:0], CLASSES)
+
+
+# ---------------------------------------------------------------------- values that are not finite
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_embeddings_that_are_not_finite(value: float) -> None:
+    x = X.clone()
+    x[(Y == 1) | (Y == 3)] = value
+    net = ps.lift((nn.Linear(FEATURES, DIM), nn.Linear(DIM, CLASSES)), init="random")
+    bad = int(((Y == 1) | (Y == 3)).sum())
+    blame = rf"{bad} of 16 samples, class 1, 3\. .*lr·ρ"
+    with pytest.raises(ps.SeamError, match=f"embeddings in the consensus term: {blame}"):
+        net(x, Y)
+    with pytest.raises(ps.SeamError, match=f"embeddings in refresh: {blame}"):
+        net.refresh([(x, Y)])
+    with pytest.raises(ps.SeamError, match="embeddings in initialize"):
+        net.initialize([(x, Y)])
+
+
+def test_a_batch_that_was_refused_leaves_no_trace() -> None:
+    net = lifted(covariance=ps.RunningCovariance())
+    x = X.clone()
+    x[3] = torch.nan
+    with pytest.raises(ps.SeamError, match="non-finite embeddings in the consensus term"):
+        net(x, Y)
+    assert not net.covariance.count_C_0.any()
+    net(X, Y)
+    net.refresh()
+
+
+@pytest.mark.parametrize(
+    ("who", "term"),
+    [("prototypes", "consensus and classification and repulsion"), ("head", "classification")],
+)
+def test_other_values_that_are_not_finite(who: str, term: str) -> None:
+    net = lifted()
+    with torch.no_grad():
+        (net.prototypes if who == "prototypes" else net.n2.weight).fill_(torch.nan)
+    with pytest.raises(ps.SeamError, match=f"the {term} term is not finite although the embeddings are: "):
+        net(X, Y)
+
+
+def test_divergence_on_an_accelerator_is_noticed_at_the_epochs_end() -> None:
+    net = lifted()
+    net._last_terms = torch.tensor(torch.nan)  # what the last step left there
+    for call in (lambda: net.set_progress(1, 9), lambda: net.refresh(DATA)):
+        with pytest.raises(
+            ps.SeamError, match=r"the objective is not finite: training has diverged\. Lower the learning"
+        ):
+            call()
+    net.load_state_dict(net.state_dict())  # back to a checkpoint
+    net.set_progress(1, 9)
+
+
+# ---------------------------------------------------------------------- schedules, data, classes
+
+
+def test_a_jump_of_rho() -> None:
+    net = lifted(schedule=ps.SineAnneal(1, 16))
+    net.set_progress(0, 2)
+    with pytest.warns(
+        ps.SeamWarning, match=r"ρ jumps from 1 to 16 between epochs 0 and 1 of 2\. .*lr·ρ·‖features‖²"
+    ):
+        net.set_progress(1, 2)
+    for epoch in range(10):
+        net.set_progress(epoch, 10)
+
+
+def test_prototypes_without_values() -> None:
+    with pytest.raises(
+        ps.SeamError, match=r"FSInit.*net\.initialize\(loader\) before training, or .*init='random'"
+    ):
+        lifted(init="fsinit")(X, Y)
+
+
+@pytest.mark.parametrize("what", ["initialize", "refresh"])
+def test_loaders(what: str) -> None:
+    sweep = getattr(lifted(), what)
+    with pytest.raises(ValueError, match=f"{what} got an empty loader: was it a generator, used up"):
+        sweep([])
+    used_up = iter(DATA)
+    list(used_up)
+    with pytest.raises(ValueError, match="got an empty loader"):
+        sweep(used_up)
+    for wrong in (X, (X,), {"x": X, "y": Y}):
+        with pytest.raises(
+            TypeError, match=rf"{what} needs a loader of \(inputs, labels\) pairs, but it yielded"
+        ):
+            sweep([wrong])
+    with pytest.raises(ValueError, match=rf"net\.{what} needs the data"):
+        sweep()
+    sweep((x, y, "a third thing") for x, y in DATA)
+
+
+def only(*classes: int) -> list[Batch]:
+    return [
+        (x[keep], y[keep])
+        for x, y in DATA
+        if len(keep := torch.isin(y, torch.tensor(classes)).nonzero()[:, 0])
+    ]
+
+
+def test_a_class_without_samples() -> None:
+    with pytest.raises(
+        ValueError, match="FSInit puts each prototype on its class mean, but class 2 has no sample"
+    ):
+        lifted(init="fsinit").initialize(only(0, 1, 3))
+    net = lifted(dim=2)
+    with pytest.warns(
+        ps.SeamWarning, match=r"class 1, 2 has no sample: its prototype is trained by repulsion"
+    ):
+        net.initialize(only(0, 3))
+    net.refresh(only(0, 3))
+    assert torch.allclose(net.covariance.factors[1], 0.1 * torch.eye(2))
+
+
+def test_fewer_samples_than_dimensions() -> None:
+    net = lifted(dim=16)
+    with pytest.warns(
+        ps.SeamWarning, match=r"class 0 has 16 samples but k=16 \(4 classes like it\): Σ̂ is singular; raise"
+    ):
+        net.initialize(DATA)
+    net.refresh(DATA)
+    assert net.covariance.factors.isfinite().all()
+    with pytest.warns(ps.SeamWarning, match=r"class 1 has 13 samples but k=15: Σ̂ is singular"):
+        lifted(dim=15).initialize([*DATA[1:], *only(0, 2, 3)[:1]])
+    for covariance in (
+        ps.ExactCovariance(structure="diagonal"),
+        ps.RunningCovariance(structure="shared"),
+        ps.IsotropicCovariance(),
+    ):
+        lifted(dim=16, covariance=covariance).initialize(DATA)
+    lifted(dim=15).initialize(DATA)
+
+
+def test_many_classes_are_not_all_named() -> None:
+    net = ps.lift(network(30), dim=2, init="random")
+    with pytest.warns(ps.SeamWarning, match="class 4, 5, 6, 7, 8, 9, 10, 11 and 18 more has no sample"):
+        net.initialize(DATA)
+
+
+def test_errors_can_be_caught_together() -> None:
+    from protoseam.errors import ProtoSeamError
+
+    assert issubclass(ps.SeamError, ProtoSeamError)
+    assert issubclass(ps.SplitError, ProtoSeamError)
+    assert issubclass(ps.SeamError, RuntimeError)
+    assert issubclass(ps.SeamWarning, UserWarning)
+    assert step(lifted(), sgd(lifted()), X, Y).total.isfinite()
