@@ -1,0 +1,162 @@
+"""A data set that lives on the device: uint8 images once, and each epoch's augmented, shuffled batches.
+
+An epoch is prepared whole: order and augmentation are functions of (seed, epoch, index), so that a resumed run
+sees the same images, and the training step only slices. The buffers keep their addresses from epoch to epoch,
+which is what lets a CUDA graph read them.
+
+Legend: N samples, B batch, S steps an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protoseam.data.augment import Augmentation, augment, normalise
+from protoseam.data.dataset import ArrayDataset
+from protoseam.data.split import channel_statistics, stratified_split
+from protoseam.errors import DataError
+
+__all__ = ["Resident", "epoch_seed"]
+
+# Images augmented in one call: enough to fill an accelerator, little enough to bound the temporaries.
+_CHUNK = 6000
+# Images of one evaluation batch.
+_EVALUATION_BATCH = 1000
+
+
+def epoch_seed(seed: int, epoch: int, purpose: int) -> int:
+    """One 63-bit seed for each (seed, epoch, purpose), from numpy's hash of entropy words."""
+    words = np.random.SeedSequence([seed, epoch, purpose]).generate_state(2, np.uint32)
+    return (int(words[0]) << 31) ^ int(words[1])
+
+
+class Resident:
+    """Training, validation and test data of one run, on its device."""
+
+    def __init__(
+        self,
+        dataset: ArrayDataset,
+        *,
+        seed: int,
+        batch_size: int,
+        validation: float = 0.1,
+        policy: Augmentation | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        compile: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        if batch_size % world:
+            raise DataError(
+                f"batch_size={batch_size} does not divide among {world} processes: choose a multiple of {world}"
+            )
+        self.device, self.dtype, self.seed = torch.device(device), dtype, seed
+        self.classes, self.num_classes = dataset.classes, dataset.num_classes
+        self.flat = dataset.train_images.ndim == 2
+        shape = dataset.sample_shape
+        self.sample_shape = shape if self.flat else (shape[2], shape[0], shape[1])
+        self.policy = Augmentation.none() if policy is None or self.flat else policy
+        self.rank, self.world = rank, world
+
+        train, held = stratified_split(dataset.train_labels, validation, seed)
+        mean, std = channel_statistics(dataset.train_images, train)
+        self.mean = torch.tensor(mean, dtype=torch.float32, device=self.device)
+        # a constant channel (the border pixels of flat digits) carries nothing: leave it at zero
+        self.std = torch.tensor(np.where(std > 0, std, 1.0), dtype=torch.float32, device=self.device)
+
+        self.images = self._put(dataset.train_images, train)
+        self.labels = torch.from_numpy(dataset.train_labels[train]).to(self.device)
+        self.validation = self._held_out(dataset.train_images, dataset.train_labels, held)
+        everything = np.arange(len(dataset.test_labels))
+        self.test = self._held_out(dataset.test_images, dataset.test_labels, everything)
+
+        self.size = len(train)
+        self.batch_size = min(batch_size, self.size - self.size % world)
+        self.local_batch = self.batch_size // world
+        self.steps = (
+            self.size // self.batch_size
+        )  # the rest of a permutation is left out, another one each epoch
+        rows = self.steps * self.local_batch
+        self.x = torch.empty(rows, *self.sample_shape, dtype=dtype, device=self.device)
+        if not self.flat:
+            self.x = self.x.to(memory_format=torch.channels_last)
+        self.y = torch.empty(rows, dtype=torch.int64, device=self.device)
+        # tensors, so that one compiled augmentation serves every run and epoch
+        self._seed = torch.tensor(seed, device=self.device)
+        self._epoch = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._augment: Callable[..., Tensor] = augment
+        if compile and self.policy != Augmentation.none():
+            self._augment = torch.compile(augment, fullgraph=True, dynamic=False)
+
+    # ------------------------------------------------------------------ training
+
+    def load_epoch(self, epoch: int) -> None:
+        """Fill ``x`` and ``y`` with epoch ``epoch``'s batches, in order (this process's share of each)."""
+        generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch, purpose=0))
+        order = torch.randperm(self.size, generator=generator)[: self.steps * self.batch_size]
+        order = order.view(self.steps, self.batch_size)[:, self.rank :: self.world].flatten()
+        indices = order.to(self.device, non_blocking=True)
+        self._epoch.fill_(epoch)
+        torch.index_select(self.labels, 0, indices, out=self.y)
+        for lo, hi in _equal_chunks(len(indices), _CHUNK):
+            self.x[lo:hi] = self._prepared(indices[lo:hi])
+
+    def clean(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's training samples as evaluation sees them: no augmentation, fixed order."""
+        for lo in range(self.rank * _EVALUATION_BATCH, self.size, self.world * _EVALUATION_BATCH):
+            rows = slice(lo, lo + _EVALUATION_BATCH)
+            yield self._normalised(self.images[rows]), self.labels[rows]
+
+    def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The validation or test data, normalised, in evaluation batches."""
+        images, labels = {"validation": self.validation, "test": self.test}[split]
+        for lo in range(0, len(labels), _EVALUATION_BATCH):
+            rows = slice(lo, lo + _EVALUATION_BATCH)
+            yield self._normalised(images[rows]), labels[rows]
+
+    # ------------------------------------------------------------------ helpers
+
+    def _prepared(self, indices: Tensor) -> Tensor:
+        images = self.images.index_select(0, indices)
+        if self.policy == Augmentation.none():
+            return self._normalised(images)
+        return self._augment(
+            images,
+            indices,
+            policy=self.policy,
+            seed=self._seed,
+            epoch=self._epoch,
+            mean=self.mean,
+            std=self.std,
+            dtype=self.dtype,
+        )
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        if self.flat:
+            return ((images - self.mean) / self.std).to(self.dtype)
+        return normalise(images, self.mean, self.std, self.dtype)
+
+    def _put(self, images: NDArray[Any], rows: NDArray[Any]) -> Tensor:
+        chosen = torch.from_numpy(np.ascontiguousarray(images[rows])).to(self.device)
+        return chosen if self.flat else chosen.permute(0, 3, 1, 2)  # NHWC in memory is channels_last
+
+    def _held_out(
+        self, images: NDArray[Any], labels: NDArray[Any], rows: NDArray[Any]
+    ) -> tuple[Tensor, Tensor]:
+        return self._put(images, rows), torch.from_numpy(labels[rows]).to(self.device)
+
+
+def _equal_chunks(total: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape."""
+    count = -(-total // most)
+    size = -(-total // count)
+    for i in range(count):
+        hi = min((i + 1) * size, total)
+        yield hi - size, hi
