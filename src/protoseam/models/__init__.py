@@ -1,0 +1,115 @@
+"""Networks of the paper's experiments: plain modules whose last Linear is the classifier and the output."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from protoseam.errors import ModelError
+
+from .resnet import ResNet, resnet8, resnet18
+from .small import MLP, ConvNet, convnet, mlp
+from .vit import VisionTransformer, vit_s
+
+__all__ = [
+    "MLP",
+    "NAMES",
+    "ConvNet",
+    "ResNet",
+    "VisionTransformer",
+    "accelerate",
+    "build",
+    "convnet",
+    "mlp",
+    "resnet8",
+    "resnet18",
+    "unaccelerate",
+    "vit_s",
+]
+
+Shape = tuple[int, ...]
+
+
+def _side(name: str, shape: Shape) -> int:
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise ModelError(f"{name} takes square images (channels, side, side), got image_shape={shape}")
+    return shape[1]
+
+
+def _vit_s(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
+    return vit_s(num_classes, image_size=_side("vit_s", shape), in_channels=shape[0], **options)
+
+
+def _convnet(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
+    return convnet(num_classes, in_channels=shape[0], image_size=_side("convnet", shape), **options)
+
+
+def _mlp(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
+    return mlp(math.prod(shape), num_classes, **options)
+
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "resnet8": lambda num_classes, shape, **options: resnet8(num_classes, shape[0], **options),
+    "resnet18": lambda num_classes, shape, **options: resnet18(num_classes, shape[0], **options),
+    "vit_s": _vit_s,
+    "convnet": _convnet,
+    "mlp": _mlp,
+}
+NAMES: tuple[str, ...] = tuple(_BUILDERS)
+
+
+def build(name: str, num_classes: int, image_shape: Sequence[int], **options: Any) -> nn.Module:
+    """The network called `name` for images of `image_shape` = (channels, height, width).
+
+    `name` is one of `NAMES`, or any name timm knows where timm is installed; `options` go to that
+    network's own function. `mlp` takes any shape and flattens it.
+    """
+    shape = tuple(image_shape)
+    if name in _BUILDERS:
+        return _BUILDERS[name](num_classes, shape, **options)
+    known = list(NAMES)
+    try:
+        timm = importlib.import_module("timm")
+    except (ImportError, RuntimeError):  # RuntimeError: a torchvision that does not match torch
+        timm = None
+    if timm is not None:
+        if timm.is_model(name):
+            network: nn.Module = timm.create_model(
+                name, num_classes=num_classes, in_chans=shape[0], **options
+            )
+            return network
+        known += timm.list_models()
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"
+    where = "" if timm is not None else "; timm, which would add its own names, cannot be imported"
+    raise ModelError(f"no network is called {name!r}: {hint}{where}")
+
+
+def accelerate(module: nn.Module, image_shape: Sequence[int]) -> bool:
+    """Give the networks inside `module` their fused forward (bf16, CUDA, Triton); True if all have one now."""
+    shape = tuple(image_shape)
+    networks = [m for m in module.modules() if isinstance(m, ResNet | VisionTransformer)]
+    on_cuda = all(p.is_cuda for p in module.parameters())
+    if not networks or not on_cuda or importlib.util.find_spec("triton") is None:
+        return False
+    from .fused_resnet import FusedResNet
+    from .fused_vit import FusedViT
+
+    for network in networks:
+        if isinstance(network, ResNet) and FusedResNet.supports(network, shape):
+            network.fused = FusedResNet(network)
+        if isinstance(network, VisionTransformer) and FusedViT.supports(network, shape):
+            network.fused = FusedViT(network)
+    return all(network.fused is not None for network in networks)
+
+
+def unaccelerate(module: nn.Module) -> nn.Module:
+    """Back to plain modules: what `accelerate` added is removed."""
+    for network in module.modules():
+        network.__dict__.pop("fused", None)
+    return module

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import importlib
+import math
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from protoseam.models import NAMES, build, convnet, mlp, resnet8, resnet18, vit_s
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def last_linear(model: nn.Module) -> nn.Linear:
+    return [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+
+
+def basic_block(inner: int, outer: int) -> int:
+    shortcut = 0 if inner == outer else inner * outer + 2 * outer
+    return 9 * inner * outer + 9 * outer * outer + 4 * outer + shortcut
+
+
+def test_resnet8_has_the_papers_size() -> None:
+    by_hand = 27 * 128 + 2 * 128 + basic_block(128, 128) + basic_block(128, 256) + basic_block(256, 512)
+    assert parameters(resnet8(100)) == by_hand + 513 * 100 == 4_942_564
+
+
+def test_resnet18_has_the_customary_size() -> None:
+    assert parameters(resnet18(100)) == 11_220_132
+    assert parameters(resnet18(10)) == 11_173_962
+
+
+def test_vit_s_has_the_stated_size() -> None:
+    block = 2 * 2 * 256 + 257 * 768 + 257 * 256 + 257 * 1024 + 1025 * 256
+    by_hand = 49 * 256 + 64 * 256 + 6 * block + 2 * 256 + 257 * 100
+    assert parameters(vit_s(100)) == by_hand == 4_793_700
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "vit_s", "convnet", "mlp"])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8)])
+def test_the_last_linear_is_the_output(name: str, shape: tuple[int, int, int]) -> None:
+    options = {"dim": 32, "depth": 1, "mlp": 32} if name == "vit_s" else {}
+    model = build(name, 7, shape, **options).eval()
+    seen: list[torch.Tensor] = []
+    last_linear(model).register_forward_hook(lambda module, args, output: seen.append(output))
+    out = model(torch.randn(2, *shape))
+    assert out.shape == (2, 7)
+    assert seen[0] is out
+
+
+def test_names_all_build() -> None:
+    assert set(NAMES) == {"resnet8", "resnet18", "vit_s", "convnet", "mlp"}
+    assert all(isinstance(build(name, 3, (1, 8, 8)), nn.Module) for name in NAMES)
+
+
+def test_resnet_stages_halve_from_the_second_on() -> None:
+    model = resnet8(10)
+    x = model.stem(torch.randn(1, 3, 32, 32))
+    shapes = []
+    for stage in model.stages:
+        x = stage(x)
+        shapes.append(tuple(x.shape[1:]))
+    assert shapes == [(128, 32, 32), (256, 16, 16), (512, 8, 8)]
+    assert isinstance(model.stages[0][0].shortcut, nn.Identity)
+
+
+def test_resnet_init_follows_he() -> None:
+    weight = resnet8(10).stages[2][0].conv2.weight
+    assert weight.std().item() == pytest.approx(math.sqrt(2 / (9 * 512)), rel=0.01)
+    assert weight.mean().item() == pytest.approx(0, abs=1e-4)
+
+
+def test_vit_trunc_normal_init() -> None:
+    model = vit_s(100)
+    linears = [m for part in (model.blocks, model.head) for m in part.modules() if isinstance(m, nn.Linear)]
+    assert len(linears) == 6 * 4 + 1
+    for linear in linears:
+        assert linear.weight.std().item() == pytest.approx(0.02, rel=0.03)
+        assert torch.count_nonzero(linear.bias) == 0
+    assert model.positions.std().item() == pytest.approx(0.02, rel=0.05)
+    # The stem keeps U(±1/√fan_in), standard deviation 1/√(3·fan_in).
+    assert model.stem.proj.weight.std().item() == pytest.approx(1 / math.sqrt(3 * 48), rel=0.05)
+
+
+def test_vit_torch_init_keeps_the_frameworks_rule() -> None:
+    weight = vit_s(100, init="torch").blocks[0].mlp[0].weight
+    assert weight.std().item() == pytest.approx(1 / math.sqrt(3 * 256), rel=0.02)
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(32, 64), (64, 64), (16, 64)])
+def test_vit_default_patch_gives_64_tokens(size: int, tokens: int) -> None:
+    model = vit_s(5, image_size=size, dim=32, depth=1, mlp=32)
+    assert model.positions.shape[1] == tokens
+    assert model(torch.randn(2, 3, size, size)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_vit_variants(stem: str, pool: str) -> None:
+    model = vit_s(5, image_size=16, patch=4, dim=32, depth=2, mlp=64, pool=pool, stem=stem)
+    assert model.positions.shape[1] == 16 + (pool == "cls")
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_patch_stem_is_a_strided_convolution() -> None:
+    stem = vit_s(5, dim=32, depth=1, mlp=32).stem
+    x = torch.randn(2, 3, 32, 32)
+    kernel = stem.proj.weight.view(32, 4, 4, 3).permute(0, 3, 1, 2)
+    expected = F.conv2d(x, kernel, stem.proj.bias, stride=4).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(stem(x), expected, rtol=1e-4, atol=1e-5)
+    channels_last = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(stem(channels_last), stem(x))
+
+
+def test_attention_equals_the_plain_formula() -> None:
+    attention = vit_s(5, dim=32, heads=4, depth=1, mlp=32).blocks[0].attention.double()
+    x = torch.randn(2, 6, 32, dtype=torch.float64)
+    q, k, v = (attention.qkv(x)[..., i * 32 : (i + 1) * 32] for i in range(3))
+    out = torch.zeros_like(x)
+    for head in range(4):
+        s = slice(head * 8, head * 8 + 8)
+        scores = q[..., s] @ k[..., s].transpose(1, 2) / math.sqrt(8)
+        out[..., s] = scores.softmax(-1) @ v[..., s]
+    torch.testing.assert_close(attention(x), attention.proj(out))
+
+
+def test_vit_regularizers_act_in_training_only() -> None:
+    model = vit_s(5, dim=32, depth=3, mlp=32, dropout=0.2, drop_path=0.5)
+    assert [block.drop_path for block in model.blocks] == [0.0, 0.25, 0.5]
+    x = torch.randn(4, 3, 32, 32)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_drop_path_keeps_the_mean() -> None:
+    block = vit_s(5, dim=32, depth=1, mlp=32).blocks[0]
+    block.drop_path = 0.25
+    kept = block._keep(torch.ones(20_000, 1, 1))
+    assert kept.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert kept.mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patch": 5}, "does not divide into patches of 5"),
+        ({"heads": 7}, "does not divide into heads=7"),
+        ({"pool": "max"}, "pool='max' is not known; choose one of mean, cls"),
+        ({"stem": "conv", "patch": 32, "dim": 48}, "must be a power of two"),
+    ],
+)
+def test_vit_refuses_in_words(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("vit_s", 5, (3, 32, 32), **options)
+
+
+def test_build_suggests_a_name() -> None:
+    with pytest.raises(ValueError, match=r"no network is called 'resnet_8': did you mean 'resnet8'"):
+        build("resnet_8", 10, (3, 32, 32))
+
+
+def test_build_refuses_images_that_are_not_square() -> None:
+    with pytest.raises(ValueError, match="vit_s takes square images"):
+        build("vit_s", 10, (3, 32, 16))
+
+
+def test_build_refuses_unknown_options() -> None:
+    with pytest.raises(TypeError, match="depht"):
+        build("vit_s", 10, (3, 32, 32), depht=3)
+
+
+def test_build_without_timm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> ModuleType:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ValueError, match="timm, which would add its own names, cannot be imported"):
+        build("wide_resnet", 10, (3, 32, 32))
+
+
+def test_build_accepts_timm_names() -> None:
+    pytest.importorskip("timm")
+    model = build("test_convnext", 6, (1, 32, 32))
+    assert model.eval()(torch.randn(2, 1, 32, 32)).shape == (2, 6)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vit_s", "convnet", "mlp"])
+def test_a_few_steps_lower_the_loss(name: str) -> None:
+    options = {"dim": 64, "depth": 2, "mlp": 64} if name == "vit_s" else {}
+    model = build(name, 4, (1, 8, 8), **options)
+    y = torch.arange(16) % 4
+    x = torch.randn(4, 1, 8, 8)[y] + 0.1 * torch.randn(16, 1, 8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    losses = []
+    for _ in range(16):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_small_networks_fit_their_images() -> None:
+    assert convnet(10).fc.in_features == 64 * 7 * 7
+    assert convnet(10, image_size=8).fc.in_features == 64 * 2 * 2
+    with pytest.raises(ValueError, match="too small to be halved twice"):
+        convnet(10, image_size=3)
+    assert mlp(13, 3, hidden=())(torch.randn(5, 13)).shape == (5, 3)
