@@ -1,0 +1,262 @@
+"""The audit: every term of the bounds for one seam, from held-out embeddings.
+
+Legend: N held-out samples, C classes of the head, P classes that have held-out samples, K seam width.
+
+P_i is the empirical law of the held-out embeddings of class i, so R, μ_i and Σ_i are exact. Two things are
+sampled. L_sample has a Monte-Carlo error, and a bound may be missed by a slack that is proved and reported
+(:mod:`~protoseam.theory.audit_terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.certified.w1_upper`, an
+upper bound with a proved confidence (0.999 for all classes together), or its cap √2(tr Σ_i)^{1/2} where that is
+smaller. ``QUICK`` uses the cap alone. The sliced W1 beside it bounds Δ_i from below.
+
+Sweeps stay on the device of the embeddings. The (P, K, K) matrices go to the CPU, where a hundred small
+decompositions are faster than on an accelerator, and where the draws are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protoseam.core.covariance import class_moments
+from protoseam.theory.audit_distances import FULL, QUICK, AuditSettings, quick_bures, seam_distances, trace
+from protoseam.theory.audit_head import AuditedHead, full_factors
+from protoseam.theory.audit_terms import (
+    SeamClasses,
+    Smoothing,
+    Totals,
+    TrainingSide,
+    smoothing,
+    totals,
+    training_side,
+)
+from protoseam.theory.bounds import floor_bias
+from protoseam.theory.bures import bures
+from protoseam.theory.collapse import Collapse, collapse_measures
+from protoseam.theory.spectrum import Spectrum, covariance_spectrum
+
+__all__ = ["FULL", "QUICK", "Audit", "AuditSettings", "ClassMoments", "audit_seam"]
+
+
+class ClassMoments(NamedTuple):
+    """What :func:`protoseam.core.class_moments` returns, full structure."""
+
+    count_C: Tensor
+    mean_CK: Tensor
+    covariance_CKK: Tensor
+
+
+_LOGGED = ("nc1", "nc1_ratio", "nc2_angle", "nc2_max_cosine", "nc3", "nc4")
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything :func:`audit_seam` found."""
+
+    classes: SeamClasses
+    balanced: Totals  # 1/P a class, the paper's R
+    smoothing: Smoothing
+    collapse: Collapse
+    spectra: dict[str, Spectrum]
+    training: TrainingSide | None
+    lipschitz: float  # the paper's G
+    floor: float
+    rho: float
+    dim: int
+    num_classes: int
+
+    @property
+    def as_sampled(self) -> Totals:
+        """As ``balanced``, with each held-out sample the same weight."""
+        weight_P = self.classes.count_P / self.classes.count_P.sum(dtype=torch.float64)
+        return totals(self.classes, weight_P, "as sampled", self.lipschitz, self.floor, self.dim)
+
+    @property
+    def consensus(self) -> float:
+        """L_con on the held-out data: ρ/2 · E‖z − s_y‖²."""
+        return self.rho / 2 * self.balanced.rms**2
+
+    def flat(self) -> dict[str, float]:
+        """The totals as one small dict of numbers, for a line of a log; what is undefined is left out."""
+        total, bound = self.balanced, self.balanced.bound("decomposition")
+        found = {
+            "risk": total.risk,
+            "sampled_loss": total.sampled_loss,
+            "sampled_error": total.sampled_error,
+            "bound": bound.value,
+            **bound.terms,
+            "tightness": bound.tightness,
+            "coupling_bound": total.bound("coupling").value,
+            "consensus": self.consensus,
+            "smoothing_gap": self.smoothing.gap,
+            "curvature": self.smoothing.curvature,
+            **{name: getattr(self.collapse, name) for name in _LOGGED},
+        }
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+@torch.no_grad()
+def audit_seam(
+    z_NK: Tensor,
+    y_N: Tensor,
+    prototype_CK: Tensor,
+    factors: Tensor,
+    head: AuditedHead,
+    *,
+    rho: float,
+    floor: float | None,
+    generator: torch.Generator,
+    training: ClassMoments | None = None,
+    settings: AuditSettings = FULL,
+) -> Audit:
+    """R, L_sample, each term of each bound, smoothing, collapse and spectra of one seam.
+
+    ``z_NK, y_N`` are held-out embeddings and labels; a class without any is left out. ``factors`` are those of
+    Σ̃, in any shape. ``floor`` is the σ0 in Σ̃ = Σ̂ + σ0²I; None (where training chose it) takes the largest that
+    fits, the root of Σ̃'s smallest eigenvalue. ``training``: the moments of the training embeddings, if known.
+    ``generator`` must live on the CPU.
+    """
+    C, K = prototype_CK.shape
+    _check(z_NK, y_N, C, K, generator)
+    count_C = torch.bincount(y_N, minlength=C)
+    index_P = count_C.nonzero()[:, 0]
+    if len(index_P) < 2:
+        raise ValueError(f"an audit compares classes, but {len(index_P)} of {C} has held-out samples")
+    place_C = torch.full_like(count_C, -1)
+    place_C[index_P] = torch.arange(len(index_P), device=place_C.device)
+    label_N = place_C[y_N]
+
+    loss_N, prediction_N, slope_N = head.deployed(z_NK, y_N, slopes=settings.details)
+    count_P, mean_PK, covariance_PKK = class_moments(z_NK, label_N, len(index_P))
+    rows_PK = None if head.weight_CK is None else head.weight_CK.to(mean_PK)[index_P]
+    collapse = collapse_measures(count_P, mean_PK, covariance_PKK, rows_PK, z_NK, place_C[prediction_N])
+
+    index_P, label_N, count_P = index_P.cpu(), label_N.cpu(), count_P.cpu()
+    held_out = ClassMoments(count_P, mean_PK.cpu(), covariance_PKK.cpu())
+    covariance_PKK, s_CK, factors = (
+        held_out.covariance_CKK,
+        prototype_CK.double().cpu(),
+        factors.cpu().double(),
+    )
+    root_PKK = full_factors(factors, C, K)[index_P]
+    sampling_PKK = root_PKK @ root_PKK.mT
+    sigma0 = _floor(floor, sampling_PKK, check=settings.details)
+
+    def per_class(x_N: Tensor) -> Tensor:
+        return torch.bincount(label_N, weights=x_N.double().cpu(), minlength=len(index_P)) / count_P
+
+    sampled_C, error_C, point_C = head.sampled(s_CK, factors, generator, settings.pairs)
+    upper_P, lower_P, null_P, transport_P = seam_distances(
+        z_NK.cpu(),
+        label_N,
+        held_out.mean_CK,
+        covariance_PKK,
+        s_CK[index_P],
+        sampling_PKK,
+        generator,
+        settings,
+    )
+    curvature_P, floor_curvature_P, remainder_P = head.second_order(
+        s_CK, sampling_PKK, index_P, sigma0, details=settings.details
+    )
+    shift_P = (held_out.mean_CK - s_CK[index_P]).norm(dim=1)
+    lipschitz_P = head.lipschitz_C.expand(C)[index_P]
+    top_P = sampling_PKK.abs().sum(-1).amax(-1)  # ≥ λ_max(Σ̃_i), by Gershgorin
+    if settings.details:
+        mismatch_P, bias_P = bures(covariance_PKK, sampling_PKK), floor_bias(covariance_PKK, sigma0)
+        estimate_PKK = sampling_PKK - sigma0**2 * torch.eye(K, dtype=torch.float64)  # Σ̂
+        error_P = torch.linalg.matrix_norm(estimate_PKK - covariance_PKK)
+        top_P = torch.linalg.eigvalsh(sampling_PKK)[:, -1]
+    else:
+        mismatch_P = quick_bures(covariance_PKK, root_PKK)
+        bias_P = error_P = torch.full_like(shift_P, math.nan)
+    classes = SeamClasses(
+        index_P=index_P,
+        count_P=count_P,
+        accuracy_P=per_class(prediction_N == y_N),
+        risk_P=per_class(loss_N),
+        sampled_loss_P=sampled_C[index_P],
+        sampled_error_P=error_C[index_P],
+        sampled_lipschitz_P=lipschitz_P * (top_P / settings.pairs).sqrt(),
+        lipschitz_P=lipschitz_P,
+        slope_P=per_class(slope_N),
+        non_gaussianity_P=upper_P,
+        non_gaussianity_lower_P=lower_P,
+        non_gaussianity_null_P=null_P,
+        mean_mismatch_P=shift_P,
+        covariance_mismatch_P=mismatch_P,
+        floor_bias_P=bias_P,
+        transport_P=transport_P,
+        mean_square_P=shift_P.square() + trace(covariance_PKK),
+        sampling_trace_P=trace(sampling_PKK),
+        estimation_error_P=error_P,
+        point_loss_P=point_C[index_P],
+        curvature_P=curvature_P,
+        floor_curvature_P=floor_curvature_P,
+        remainder_P=remainder_P,
+    )
+    equal_P = torch.full_like(shift_P, 1 / len(index_P))
+    seen = None if training is None else ClassMoments(*(t.cpu()[index_P] for t in training))
+    spectra = {"held-out": covariance_PKK, "sampled from": sampling_PKK}
+    if seen is not None:
+        spectra["training"] = seen.covariance_CKK
+    return Audit(
+        classes=classes,
+        balanced=totals(classes, equal_P, "balanced", head.lipschitz, sigma0, K),
+        smoothing=smoothing(classes, equal_P),
+        collapse=collapse,
+        spectra={name: covariance_spectrum(c) for name, c in spectra.items()} if settings.details else {},
+        training=None
+        if seen is None
+        else training_side(
+            seen.mean_CK,
+            seen.covariance_CKK,
+            held_out.mean_CK,
+            covariance_PKK,
+            s_CK[index_P],
+            sampling_PKK,
+            sigma0,
+        ),
+        lipschitz=head.lipschitz,
+        floor=sigma0,
+        rho=rho,
+        dim=K,
+        num_classes=C,
+    )
+
+
+def _check(z_NK: Tensor, y_N: Tensor, C: int, K: int, generator: torch.Generator) -> None:
+    if z_NK.ndim != 2 or z_NK.shape[1] != K or y_N.shape != z_NK.shape[:1]:
+        raise ValueError(
+            f"audit_seam: embeddings {tuple(z_NK.shape)} and labels {tuple(y_N.shape)} must be (N, {K}) and (N,), "
+            f"because the prototypes are ({C}, {K})"
+        )
+    if not len(y_N):
+        raise ValueError("audit_seam: there is no held-out sample to audit")
+    if int(y_N.min()) < 0 or int(y_N.max()) >= C:
+        raise ValueError(
+            f"audit_seam: labels run from {int(y_N.min())} to {int(y_N.max())}, the classes from 0 to {C - 1}"
+        )
+    if not bool(z_NK.isfinite().all()):
+        raise ValueError("audit_seam: an embedding holds NaN or infinity; audit an earlier checkpoint")
+    if generator.device.type != "cpu":
+        raise ValueError(f"audit_seam: the generator must live on the CPU, not on {generator.device}")
+
+
+def _floor(floor: float | None, sampling_PKK: Tensor, *, check: bool) -> float:
+    """σ0 with Σ̃ ⪰ σ0²I, which cor:controlled needs: the given one, or the largest that fits."""
+    if floor is not None and not check:
+        return floor
+    value_PK = torch.linalg.eigvalsh(sampling_PKK)
+    least, scale = float(value_PK.min()), float(value_PK.max())
+    if floor is None:
+        return math.sqrt(max(0.0, least))
+    if least < floor**2 - 1e-5 * scale:  # factors are kept in float32
+        raise ValueError(
+            f"floor σ0 = {floor:g} does not belong to these factors: Σ̃ has an eigenvalue {least:.3g} below σ0² = "
+            f"{floor**2:.3g}. Pass the floor of training, or None"
+        )
+    return floor

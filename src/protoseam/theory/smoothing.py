@@ -1,0 +1,285 @@
+"""Sampling as a curvature penalty: prop:smoothing and the floor inequalities.
+
+Legend: C classes (one prototype, one logit and one row ω_j of W2 each), K seam width, M antithetic pairs.
+
+Functions that take ``weight_CK, bias_C`` are for the linear head with cross-entropy, ``z ↦ W2 z + b``; those that
+take ``head`` serve any callable from (B, K) to (B, C) logits. Class i has prototype i and label i.
+
+The expectations over Q_i are Monte-Carlo averages over pairs s ± ζ. For a convex head each pair alone already
+satisfies Jensen's inequality, so the estimated gaps obey the signs of the theory for any number of draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from protoseam.theory.bures import psd_sqrt
+
+__all__ = [
+    "MeanWithError",
+    "curvature",
+    "curvature_spread",
+    "floor_excess",
+    "floor_regularization",
+    "jensen_gap",
+    "loss_hessian",
+    "mean_curvature_spread",
+    "point_loss",
+    "remainder_bound",
+    "remainder_bound_fourth_order",
+    "sampled_loss",
+    "second_order_penalty",
+    "third_derivative_constant",
+]
+
+Head = Callable[[Tensor], Tensor]
+_BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
+_BLOCK_ELEMENTS = 2**23  # doubles in one block of centred rows: 64 MiB
+
+
+@dataclass(frozen=True)
+class MeanWithError:
+    """A Monte-Carlo mean for each class and its standard error, float64 ``(C,)``."""
+
+    mean_C: Tensor
+    error_C: Tensor
+
+
+# -- the exact expansion, linear head -------------------------------------------------------------------------
+
+
+def curvature(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Tensor:
+    """∇²ℓ = W2ᵀ(diag p − ppᵀ)W2 at each point, ``(C, K, K)``; the same for every label (prop:smoothing)."""
+    # as Σ_j p_j (ω_j − ω̄)(ω_j − ω̄)ᵀ: a sum of squares stays positive semi-definite when the head saturates
+    return torch.cat(
+        [
+            (row_cCK * p_cC.unsqueeze(-1)).mT @ row_cCK
+            for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, point_CK)
+        ]
+    )
+
+
+def curvature_spread(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Tensor:
+    """tr ∇²ℓ = Σ_j p_j ‖ω_j − ω̄‖² at each point (eq:curvature-spread)."""
+    return torch.cat(
+        [
+            (p_cC * row_cCK.square().sum(-1)).sum(-1)
+            for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, point_CK)
+        ]
+    )
+
+
+def second_order_penalty(
+    weight_CK: Tensor, bias_C: Tensor | None, prototype_CK: Tensor, covariance_CKK: Tensor
+) -> Tensor:
+    """½ tr(Σ̃_i W2ᵀH(s_i)W2) ≥ 0, the curvature penalty of eq:sensitivity-penalty."""
+    penalty, start = [], 0
+    for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, prototype_CK):
+        covariance_cKK = covariance_CKK[start : start + len(p_cC)].double()
+        variance_cC = ((row_cCK @ covariance_cKK) * row_cCK).sum(-1)
+        penalty.append((p_cC * variance_cC).sum(-1) / 2)
+        start += len(p_cC)
+    return torch.cat(penalty)
+
+
+def floor_regularization(
+    weight_CK: Tensor, bias_C: Tensor | None, prototype_CK: Tensor, floor: float
+) -> Tensor:
+    """σ0²/2 · tr(W2ᵀH(s_i)W2), the right side of eq:floor-regularization."""
+    return floor**2 / 2 * curvature_spread(weight_CK, bias_C, prototype_CK)
+
+
+def third_derivative_constant(weight_CK: Tensor, *, sharp: bool = False) -> float:
+    """M with |∇³ℓ[u,u,u]| ≤ M‖u‖³.
+
+    The third derivative is the third central moment of a variable of range r ≤ √2‖W2‖‖u‖. The paper bounds it by
+    r³/4, so M = ‖W2‖³/√2. The largest possible value is r³/(6√3), at a Bernoulli variable with
+    p = (3 ± √3)/6; it gives M = √2‖W2‖³/(3√3) (``sharp``), attained by W2 = I with two classes.
+    """
+    norm = torch.linalg.matrix_norm(weight_CK.detach().double(), 2).item()
+    return norm**3 * (math.sqrt(2) / (3 * math.sqrt(3)) if sharp else 1 / math.sqrt(2))
+
+
+def remainder_bound(weight_CK: Tensor, covariance_CKK: Tensor, *, sharp: bool = False) -> Tensor:
+    """|r_i| ≤ (M/6) 3^{3/4} (tr Σ̃_i)^{3/2} (eq:sensitivity-penalty); ``sharp`` uses the sharp M."""
+    trace_C = covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
+    return third_derivative_constant(weight_CK, sharp=sharp) / 6 * 3**0.75 * trace_C**1.5
+
+
+def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> Tensor:
+    """|r_i| ≤ [(tr S)² + 2 tr S²]/48 with S = W2 Σ̃_i W2ᵀ centred over the classes: the true order, (tr Σ̃)².
+
+    Not in the paper. A Gaussian has no odd moments, so the cubic Taylor term drops out of the expectation and the
+    quartic one remains. The fourth derivative along u is the fourth cumulant of a variable of range r, which lies
+    in [−r⁴/8, r⁴/12]; with r ≤ √2‖w‖ and E‖w‖⁴ = (tr S)² + 2 tr S² the constant is 4/(8·24) = 1/48.
+    """
+    row_CK = weight_CK.detach().double()
+    row_CK = row_CK - row_CK.mean(0)  # softmax does not see a common shift
+    # the nonzero spectrum of W Σ Wᵀ is that of Σ^{1/2} WᵀW Σ^{1/2}
+    gram_CKK = covariance_CKK.double() @ (row_CK.T @ row_CK)
+    trace_C = gram_CKK.diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace_of_square_C = (gram_CKK * gram_CKK.mT).sum((-2, -1))
+    return (trace_C.square() + 2 * trace_of_square_C) / 48
+
+
+def mean_curvature_spread(
+    weight_CK: Tensor,
+    bias_C: Tensor | None,
+    mean_CK: Tensor,
+    covariance_CKK: Tensor,
+    *,
+    generator: torch.Generator,
+    pairs: int = 256,
+) -> MeanWithError:
+    """E tr ∇²ℓ over Γ_i = N(μ_i, Σ_i), the curvature that the floor really regularises.
+
+    E_{Γ_i * N(0, σ0²I)} ℓ_i − E_{Γ_i} ℓ_i = σ0²/2 · (this) + O(σ0⁴), by the heat equation. The paper has the
+    curvature at the prototype here, which is the same only while Σ_i is small; see docs/theory.md.
+    """
+    value_MC = [
+        (
+            curvature_spread(weight_CK, bias_C, mean_CK.detach().double() + zeta_CK)
+            + curvature_spread(weight_CK, bias_C, mean_CK.detach().double() - zeta_CK)
+        )
+        / 2
+        for zeta_CK in _noise(psd_sqrt(covariance_CKK), pairs, generator)
+    ]
+    return _average(torch.stack(value_MC))
+
+
+def _centred_rows(
+    weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For a block of c points at a time: p (c, C), and ω_j − ω̄ with each point's own ω̄ = Σ_j p_j ω_j (c, C, K)."""
+    if weight_CK.ndim != 2 or point_CK.ndim != 2 or point_CK.shape[1] != weight_CK.shape[1]:
+        raise ValueError(
+            f"weight must be (C, K) and points (C, K), got {tuple(weight_CK.shape)} and "
+            f"{tuple(point_CK.shape)}: pass head.weight as it is, one row a class"
+        )
+    weight_CK = weight_CK.detach().double()
+    for z_cK in point_CK.detach().double().split(max(1, _BLOCK_ELEMENTS // weight_CK.numel())):
+        logits_cC = z_cK @ weight_CK.T
+        p_cC = (logits_cC if bias_C is None else logits_cC + bias_C.detach().double()).softmax(-1)
+        yield p_cC, weight_CK - (p_cC @ weight_CK).unsqueeze(1)
+
+
+# -- any head -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def point_loss(head: Head, prototype_CK: Tensor) -> Tensor:
+    """ℓ_i(s_i), float64."""
+    return _class_losses(head, prototype_CK.unsqueeze(0))[0]
+
+
+def loss_hessian(head: Head, prototype_CK: Tensor) -> Tensor:
+    """∇²ℓ_i(s_i) of any twice differentiable head by automatic differentiation, ``(C, K, K)``.
+
+    ½ tr(Σ̃_i ∇²ℓ_i) is the penalty of eq:smoothing-expansion; for a head that is not convex it may be negative.
+    """
+    label_C = torch.arange(len(prototype_CK), device=prototype_CK.device)
+
+    def loss(z_K: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(head(z_K.unsqueeze(0)), label.unsqueeze(0))
+
+    # reverse over reverse: forward mode would need jvp rules from every layer of the head
+    hessian = torch.func.jacrev(torch.func.grad(loss))
+    return torch.func.vmap(hessian)(prototype_CK.detach(), label_C).detach().double()
+
+
+def sampled_loss(
+    head: Head, prototype_CK: Tensor, covariance_CKK: Tensor, *, generator: torch.Generator, pairs: int = 512
+) -> MeanWithError:
+    """E_{Q_i} ℓ_i with Q_i = N(s_i, Σ̃_i), from M antithetic pairs (eq:sampled-risk)."""
+    return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), 0.0, generator, pairs, None)
+
+
+def jensen_gap(
+    head: Head, prototype_CK: Tensor, covariance_CKK: Tensor, *, generator: torch.Generator, pairs: int = 512
+) -> MeanWithError:
+    """E_{Q_i} ℓ_i − ℓ_i(s_i), which eq:jensen-prototype says is ≥ 0 for a convex head.
+
+    The error is that of the difference. It is a small number beside ℓ_i: give a float64 head to see it well.
+    """
+    return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), 0.0, generator, pairs, "prototype")
+
+
+def floor_excess(
+    head: Head,
+    prototype_CK: Tensor,
+    covariance_CKK: Tensor,
+    floor: float,
+    *,
+    generator: torch.Generator,
+    pairs: int = 512,
+) -> MeanWithError:
+    """E_{N(s_i, Σ̂_i + σ0²I)} ℓ_i − E_{N(s_i, σ0²I)} ℓ_i ≥ 0 (eq:floor-smoothing); ``covariance_CKK`` is Σ̂_i.
+
+    Both sides share the floor's noise ξ, and ζ ∼ N(0, Σ̂_i) comes in pairs: ½[ℓ(s+ξ+ζ) + ℓ(s+ξ−ζ)] ≥ ℓ(s+ξ).
+    """
+    return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), floor, generator, pairs, "centre")
+
+
+@torch.no_grad()
+def _pair_average(
+    head: Head,
+    prototype_CK: Tensor,
+    root_CKK: Tensor,
+    floor: float,
+    generator: torch.Generator,
+    pairs: int,
+    subtract: str | None,
+) -> MeanWithError:
+    if pairs < 2:
+        raise ValueError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
+    block = max(1, _BLOCK_ROWS // (3 * len(prototype_CK)))
+    at_CK = prototype_CK.detach().double()
+    chunks: list[Tensor] = []
+    for start in range(0, pairs, block):
+        M = min(block, pairs - start)
+        zeta_MCK = _noise(root_CKK, M, generator)
+        centre_MCK = at_CK.expand_as(zeta_MCK)
+        if floor > 0:
+            eye_CKK = torch.eye(at_CK.shape[1]).to(root_CKK).expand_as(root_CKK)
+            centre_MCK = centre_MCK + floor * _noise(eye_CKK, M, generator)
+        # in the prototypes' dtype: a float32 head must see float32 inputs, as it does when deployed
+        up_MC, down_MC = (
+            _class_losses(head, (centre_MCK + sign * zeta_MCK).to(prototype_CK.dtype)) for sign in (1, -1)
+        )
+        value_MC = (up_MC + down_MC) / 2
+        if subtract == "prototype":
+            value_MC = value_MC - point_loss(head, prototype_CK)
+        elif subtract == "centre":
+            value_MC = value_MC - _class_losses(head, centre_MCK.to(prototype_CK.dtype))
+        chunks.append(value_MC)
+    return _average(torch.cat(chunks))
+
+
+def _average(value_MC: Tensor) -> MeanWithError:
+    return MeanWithError(value_MC.mean(0), value_MC.std(0, correction=1) / math.sqrt(len(value_MC)))
+
+
+def _noise(root_CKK: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """``count`` draws of N(0, Σ_i) for each class, drawn where the generator lives."""
+    shape = (count, *root_CKK.shape[:2])
+    xi_MCK = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
+    return torch.einsum("cij,mcj->mci", root_CKK, xi_MCK.to(root_CKK))
+
+
+def _class_losses(head: Head, z_MCK: Tensor) -> Tensor:
+    """Cross-entropy of embedding (m, i) against label i, float64 ``(M, C)``."""
+    M, C, K = z_MCK.shape
+    logits = head(z_MCK.reshape(M * C, K))
+    if logits.shape != (M * C, C):
+        raise ValueError(
+            f"head maps {M * C} embeddings to {tuple(logits.shape)}, but there are {C} prototypes: "
+            f"it must return ({M * C}, {C}) logits, one a class"
+        )
+    label = torch.arange(C, device=logits.device).repeat(M)
+    return cross_entropy(logits.double(), label, reduction="none").reshape(M, C)

@@ -1,0 +1,239 @@
+"""The one-dimensional instance with a closed form: prop:toy-noise-selection and its numerical check.
+
+Legend: G noise levels, R seeds, N samples.
+
+Labels Y = ±1, embeddings Z = Y + ε with ε ∼ N(0, σ²), heads g_a(z) = z + a(z³ − z). Every g_a fits both
+prototypes, so only sampling around them can choose a. The loss is (g_a(Z) − Y)², without the ½ that the paper
+announces (a factor that moves no minimiser).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "LIMITING_HEAD",
+    "SIGMAS",
+    "ToySimulation",
+    "accuracy",
+    "golden_section",
+    "head",
+    "optimal_a",
+    "perturbation_loss",
+    "sampled_loss",
+    "second_order_loss",
+    "sensitivity",
+    "simulate",
+    "toy_study",
+]
+
+# [0.02, 1] as in the paper; the levels its figures name (.1, .2, .3, .5, .7) are among them
+SIGMAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+LIMITING_HEAD = -0.5  # a*(σ) as σ ↓ 0
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+# -- closed forms ---------------------------------------------------------------------------------------------
+
+
+def head(z: Tensor, a: float | Tensor) -> Tensor:
+    """g_a(z) = z + a(z³ − z) (eq:toy-head)."""
+    return z + a * (z * z * z - z)
+
+
+def sampled_loss(a: float, sigma: float) -> float:
+    """L_sample(a) (eq:toy-sampled-expanded)."""
+    q = sigma * sigma
+    return q + 2 * a * (2 * q + 3 * q**2) + a * a * (4 * q + 39 * q**2 + 15 * q**3)
+
+
+def second_order_loss(a: float, sigma: float) -> float:
+    """σ²(1 + 2a)², the curvature penalty ½ tr(Σ∇²ℓ) of this model; L_sample minus this is O(σ⁴)."""
+    return (sigma * (1 + 2 * a)) ** 2
+
+
+def optimal_a(sigma: float) -> float:
+    """a*(σ) = −(2 + 3σ²)/(4 + 39σ² + 15σ⁴) (eq:toy-optimal-a)."""
+    q = sigma * sigma
+    return -(2 + 3 * q) / (4 + 39 * q + 15 * q * q)
+
+
+def sensitivity(sigma: float) -> float:
+    """g'_{a*}(±1) = 1 + 2a* (eq:toy-flatness), rising from 0 to 1; in this form without cancellation."""
+    q = sigma * sigma
+    return (33 * q + 15 * q * q) / (4 + 39 * q + 15 * q * q)
+
+
+def accuracy(a: float, sigma: float) -> float:
+    """P(g_a(Z) has the sign of Y), for any a.
+
+    g_a(z) = z·(1 + a(z² − 1)) has the wrong sign beyond |z| = r = √(1 − 1/a) if a < 0, and within it if a > 1
+    (rem:toy-monotonicity). A sample on the wrong side of 0 is then put right.
+    """
+    plain = _phi(1 / sigma)
+    if 0 <= a <= 1:
+        return plain
+    r = math.sqrt(1 - 1 / a)
+    # conditioned on Y = 1; P(Z > r) and P(Z < −r) swap sides
+    lost, regained = _phi((1 - r) / sigma), _phi((-1 - r) / sigma)
+    if a < 0:
+        return plain - lost + regained
+    return lost + (1 - plain) - regained
+
+
+def perturbation_loss(a: float | Tensor, delta: Tensor) -> Tensor:
+    """E_Y[(g_a(Y + δ) − Y)²] = ((1 + 2a)δ + aδ³)² + 9a²δ⁴ (eq:toy-local-error, averaged over Y)."""
+    return ((1 + 2 * a) * delta + a * delta**3) ** 2 + 9 * a * a * delta**4
+
+
+# -- simulation -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToySimulation:
+    """Raw results, float64: one row a noise level, one column a seed."""
+
+    sigmas: tuple[float, ...]
+    a_hat_GR: Tensor  # empirical minimiser, eq:toy-empirical-minimizer
+    loss_GR: Tensor  # held-out loss of â
+    accuracy_identity_GR: Tensor  # held out, as are the next two
+    accuracy_matched_GR: Tensor
+    accuracy_limit_GR: Tensor
+    line_search_gap_G: Tensor  # |â − golden-section minimiser| of the first seed
+
+    def rows(self) -> list[dict[str, float]]:
+        """One row a σ: means (and standard deviations) over seeds beside the closed forms."""
+        table = []
+        for g, sigma in enumerate(self.sigmas):
+            a_R, best = self.a_hat_GR[g], optimal_a(sigma)
+            table.append(
+                {
+                    "sigma": sigma,
+                    "a_hat_mean": float(a_R.mean()),
+                    "a_hat_std": float(a_R.std(correction=1)) if len(a_R) > 1 else math.nan,
+                    "a_star": best,
+                    "slope_mean": float((1 + 2 * a_R).abs().mean()),
+                    "slope": sensitivity(sigma),
+                    "loss": float(self.loss_GR[g].mean()),
+                    "loss_closed_form": sampled_loss(best, sigma),
+                    "accuracy_identity": float(self.accuracy_identity_GR[g].mean()),
+                    "accuracy_matched": float(self.accuracy_matched_GR[g].mean()),
+                    "accuracy_limit": float(self.accuracy_limit_GR[g].mean()),
+                }
+            )
+        return table
+
+    def deviation_G(self) -> Tensor:
+        """(mean of â − a*)/(standard deviation over seeds). Beyond ±1 the paper's statement fails.
+
+        The mean of R seeds has deviation 1/√R of one seed's, so ±1 is √R standard errors: a weak test.
+        """
+        star_G = torch.tensor([optimal_a(sigma) for sigma in self.sigmas], dtype=torch.float64)
+        return (self.a_hat_GR.mean(1) - star_G) / self.a_hat_GR.std(1, correction=1)
+
+    def seeds_outside_G(self) -> Tensor:
+        """How many single seeds lie more than one seed deviation from a*; about 32 % are expected to."""
+        star_G1 = torch.tensor([[optimal_a(sigma)] for sigma in self.sigmas], dtype=torch.float64)
+        return ((self.a_hat_GR - star_G1).abs() > self.a_hat_GR.std(1, correction=1, keepdim=True)).sum(1)
+
+    def loss_deviation_G(self) -> Tensor:
+        """(mean held-out loss − L_sample(a*)) in standard errors of that mean."""
+        closed_G = torch.tensor([sampled_loss(optimal_a(s), s) for s in self.sigmas], dtype=torch.float64)
+        error_G = self.loss_GR.std(1, correction=1) / math.sqrt(self.loss_GR.shape[1])
+        return (self.loss_GR.mean(1) - closed_G) / error_G
+
+
+def simulate(
+    sigmas: Sequence[float] = SIGMAS,
+    *,
+    samples: int = 200_000,  # paper, §toy-numerics
+    seeds: int = 25,  # paper
+    seed: int = 0,
+) -> ToySimulation:
+    """Fit a by least squares on ``samples`` draws, and measure on as many held-out ones, for each σ and seed.
+
+    Seed r is the stream of ``seed + r``; every σ gets draws of its own. About 6 s on one core.
+    """
+    if samples < 2 or seeds < 1:
+        raise ValueError(f"toy simulation needs samples ≥ 2 and seeds ≥ 1, got {samples} and {seeds}")
+    if not sigmas or min(sigmas) <= 0:
+        raise ValueError(
+            f"toy simulation needs noise levels σ > 0 (at 0 every head is optimal), got {tuple(sigmas)}"
+        )
+    results_GRV = torch.empty(len(sigmas), seeds, 5, dtype=torch.float64)
+    gap_G = torch.empty(len(sigmas), dtype=torch.float64)
+    for r in range(seeds):
+        generator = torch.Generator().manual_seed(seed + r)
+        for g, sigma in enumerate(sigmas):
+            y_N, z_N = _draw(sigma, samples, generator)
+            cubic_N = z_N * z_N * z_N - z_N
+            residual_N = z_N - y_N
+            a_hat = -float(residual_N @ cubic_N) / float(cubic_N @ cubic_N)  # eq:toy-empirical-minimizer
+            if r == 0:
+                found = golden_section(_empirical_loss(residual_N, cubic_N), -2.0, 1.0)
+                gap_G[g] = abs(found - a_hat)
+            y_N, z_N = _draw(sigma, samples, generator)  # held out
+            fitted_N = head(z_N, a_hat)
+            results_GRV[g, r] = torch.stack(
+                [
+                    torch.tensor(a_hat, dtype=torch.float64),
+                    (fitted_N - y_N).square().mean(),
+                    _share_correct(z_N, y_N),
+                    _share_correct(fitted_N, y_N),
+                    _share_correct(head(z_N, LIMITING_HEAD), y_N),
+                ]
+            )
+    a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR = results_GRV.unbind(-1)
+    return ToySimulation(tuple(sigmas), a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR, gap_G)
+
+
+def toy_study(
+    sigmas: Sequence[float] = SIGMAS, *, samples: int = 200_000, seeds: int = 25, seed: int = 0
+) -> list[dict[str, float]]:
+    """The rows of ``protoseam toy --json``: one a noise level."""
+    return simulate(sigmas, samples=samples, seeds=seeds, seed=seed).rows()
+
+
+def golden_section(
+    function: Callable[[float], float], low: float, high: float, *, width: float = 1e-8
+) -> float:
+    """Minimiser of a unimodal function on [low, high] from values alone.
+
+    Values near a minimum differ by rounding once |x − x*| ≈ √ε, so about 10⁻⁸ of the scale is all there is.
+    """
+    x1, x2 = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    f1, f2 = function(x1), function(x2)
+    while high - low > width:
+        if f1 <= f2:
+            high, x2, f2 = x2, x1, f1
+            x1 = high - _GOLDEN * (high - low)
+            f1 = function(x1)
+        else:
+            low, x1, f1 = x1, x2, f2
+            x2 = low + _GOLDEN * (high - low)
+            f2 = function(x2)
+    return (low + high) / 2
+
+
+def _draw(sigma: float, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(Y, Z) of eq:toy-embedding."""
+    y_N = torch.randint(0, 2, (samples,), generator=generator).double() * 2 - 1
+    return y_N, y_N + sigma * torch.randn(samples, generator=generator, dtype=torch.float64)
+
+
+def _empirical_loss(residual_N: Tensor, cubic_N: Tensor) -> Callable[[float], float]:
+    return lambda a: float((residual_N + a * cubic_N).square().mean())
+
+
+def _share_correct(output_N: Tensor, y_N: Tensor) -> Tensor:
+    return (output_N * y_N > 0).double().mean()
+
+
+def _phi(x: float) -> float:
+    """Standard normal distribution function, accurate in the lower tail."""
+    return math.erfc(-x / math.sqrt(2)) / 2
