@@ -1,0 +1,30 @@
+"""``protoseam eval DIR``: the deployed network of a finished run, from its weights file alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="DIR", help="a finished run's directory")
+    parser.add_argument("--split", choices=("validation", "test"), default="test")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from protoseam.engine.evaluate import evaluate
+
+    result = evaluate(args.run, split=args.split, device=args.device)
+    if args.json:
+        print(json.dumps(result))
+        return 0
+    print(
+        f"{args.run}: {args.split} accuracy {100 * result['accuracy']:.2f} % "
+        f"({result['correct']} of {result['samples']})"
+    )
+    for name, accuracy in result["worst_classes"]:
+        print(f"  {name}: {100 * accuracy:.1f} %")
+    return 0

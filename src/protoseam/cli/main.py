@@ -1,0 +1,68 @@
+"""``protoseam VERB …``. Verbs are imported when they are used, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+VERBS = {
+    "demo": "train Baseline, Unlifted and ProtoSeam on the digits, on a CPU",
+    "train": "train a run, or go on with one",
+    "eval": "evaluate a run's deployed network",
+    "audit": "check the theory's bounds on a run, term by term",
+    "data": "list, download and verify data sets",
+    "toy": "the paper's one-dimensional model, against its closed forms",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    verb = argv[0] if argv else "--help"
+    if verb in ("-h", "--help"):
+        _help()
+        return 0 if argv else 2
+    if verb == "--version":
+        from protoseam import __version__
+
+        print(__version__)
+        return 0
+    if verb not in VERBS:
+        import difflib
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        print(
+            f"protoseam: there is no verb {verb!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+            file=sys.stderr,
+        )
+        return 2
+    return _dispatch(verb, argv[1:])
+
+
+def _help() -> None:
+    print("usage: protoseam VERB [options]\n\nTrain classifiers lifted at one seam.\n\nverbs:")
+    for verb, what in VERBS.items():
+        print(f"  {verb:<7}{what}")
+    print("\nprotoseam VERB --help says more of each.")
+
+
+def _dispatch(verb: str, rest: list[str]) -> int:
+    from protoseam.errors import ProtoSeamError
+
+    module = importlib.import_module(f"protoseam.cli.{verb}")
+    try:
+        if hasattr(module, "main"):
+            return int(module.main(rest))
+        parser = argparse.ArgumentParser(prog=f"protoseam {verb}", description=VERBS[verb])
+        module.add_arguments(parser)
+        return int(module.run(parser.parse_args(rest)))
+    except ProtoSeamError as error:
+        print(f"protoseam {verb}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"protoseam {verb}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

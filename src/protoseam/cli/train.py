@@ -1,0 +1,144 @@
+"""``protoseam train``: flags, a config file, a recipe, or a run to go on with."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jsonargparse
+
+from protoseam.engine.config import ConfigError, RunConfig, from_dict, to_dict
+
+__all__ = ["main"]
+
+_OWN = {
+    "config",
+    "recipe",
+    "resume",
+    "out",
+    "pack",
+    "seeds",
+    "variants",
+    "budget_minutes",
+    "quiet",
+    "print_config",
+}
+
+
+class _Parser(jsonargparse.ArgumentParser):
+    """jsonargparse, with a suggestion for what was probably meant."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise ConfigError(_suggest(message.strip(), self))
+
+
+def _suggest(message: str, parser: _Parser) -> str:
+    known = [action.dest for action in parser._actions]
+    for word in re.findall(r"--([\w.]+)|(?:[Kk]ey|[Oo]ption) [\"\']([\w.]+)", message):
+        name = word[0] or word[1]
+        # lrr is meant for optim.lr: compare with the last part of each name, too
+        by_part = {k.rpartition(".")[2]: k for k in known} | {k: k for k in known}
+        close = difflib.get_close_matches(name, by_part, n=1, cutoff=0.6)
+        if name not in known and close:
+            return f"{message}; did you mean --{by_part[close[0]]}?"
+    return message
+
+
+def build_parser(defaults: dict[str, Any] | None = None) -> _Parser:
+    parser = _Parser(
+        prog="protoseam train",
+        description="Train a run into a new directory, or go on with one (--resume DIR).",
+    )
+    parser.add_argument("--config", action="config", help="a YAML file of settings")
+    parser.add_argument("--recipe", type=str, help="start from a recipe, e.g. cifar100-resnet8-protoseam")
+    parser.add_argument("--resume", type=str, metavar="DIR", help="go on with the run in DIR")
+    parser.add_argument("--out", type=str, metavar="DIR", help="the run's directory; default runs/NAME")
+    parser.add_argument(
+        "--pack",
+        type=int,
+        default=1,
+        metavar="R",
+        help="runs trained side by side (with --seeds, --variants)",
+    )
+    parser.add_argument("--seeds", type=list[int], help="train one run a seed, into DIR/VARIANT-SEED")
+    parser.add_argument("--variants", type=list[str], help="train one run a variant")
+    parser.add_argument("--budget_minutes", type=float, help="stop cleanly, saved, within this time")
+    parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_class_arguments(RunConfig, None)
+    if defaults:
+        parser.set_defaults(_flatten(defaults))
+    return parser
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and key in ("optim", "lift"):
+            flat |= _flatten(value, f"{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _recipe(argv: list[str]) -> dict[str, Any] | None:
+    for i, word in enumerate(argv):
+        name = word.split("=", 1)[1] if word.startswith("--recipe=") else None
+        if word == "--recipe" and i + 1 < len(argv):
+            name = argv[i + 1]
+        if name is not None:
+            from protoseam.experiments.recipes import recipe
+
+            return to_dict(recipe(name))
+    return None
+
+
+def main(argv: list[str]) -> int:
+    from protoseam.engine.session import resume, train_packed
+
+    parser = build_parser(_recipe(argv))
+    values = parser.parse_args(argv).as_dict()
+    budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]
+    if values["resume"] is not None:
+        summaries = [resume(Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget)]
+        _say(summaries, [Path(values["resume"])])
+        return 0
+    config = from_dict({k: v for k, v in values.items() if k not in _OWN})
+    runs = _expand(config, values)
+    pack = max(1, values["pack"])
+    started = time.monotonic()
+    for lo in range(0, len(runs), pack):
+        left = None if budget is None else budget - (time.monotonic() - started)
+        group = runs[lo : lo + pack]
+        several = len(runs) > 1
+        summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
+        _say(summaries, [out for _, out in group])
+    return 0
+
+
+def _expand(config: RunConfig, values: dict[str, Any]) -> list[tuple[RunConfig, Path]]:
+    """One run, or one for each variant and seed asked for."""
+    import dataclasses
+
+    name = f"{Path(config.data).name}-{config.model}"
+    if not values["seeds"] and not values["variants"]:
+        out = values["out"] or f"runs/{name}-{config.variant}-{config.seed}"
+        return [(config, Path(out))]
+    root = Path(values["out"] or f"runs/{name}")
+    return [
+        (dataclasses.replace(config, variant=variant, seed=seed), root / f"{variant}-{seed}")
+        for variant in values["variants"] or [config.variant]
+        for seed in values["seeds"] or [config.seed]
+    ]
+
+
+def _say(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
+    for summary, out in zip(summaries, outs, strict=True):
+        print(
+            f"{out}: test accuracy {100 * summary['test_accuracy']:.2f} % "
+            f"after {summary['epochs']} epochs in {summary['seconds']:.0f} s",
+            file=sys.stdout,
+        )

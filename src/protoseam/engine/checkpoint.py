@@ -1,0 +1,122 @@
+"""Checkpoints: a folder each, renamed into place when complete, verified by SHA-256 before it is trusted.
+
+``checkpoints/epoch-000010/`` holds ``state.pt`` (tensors and plain numbers, read with ``weights_only``) and
+``manifest.json`` (epoch, size, SHA-256). torch.save and safetensors notice no flipped byte; the manifest does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protoseam.engine.files import explain_os_error, fsync_folder, sha256
+from protoseam.errors import ProtoSeamError
+
+__all__ = ["CheckpointError", "CheckpointWarning", "latest", "save"]
+
+_KEEP = 2  # the newest, and the one before it in case the newest turns out damaged
+
+
+class CheckpointError(ProtoSeamError, RuntimeError):
+    """No checkpoint can be used."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was damaged and the one before it is used."""
+
+
+def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) -> Path:
+    """Write the checkpoint of ``epoch`` finished epochs; older ones beyond ``keep`` are removed afterwards."""
+    with explain_os_error("a checkpoint", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
+        target = folder / f"epoch-{epoch:06d}"
+        building = Path(tempfile.mkdtemp(dir=folder, prefix=".building-"))
+        try:
+            _write(building, epoch, state)
+            if target.exists():  # the same epoch again, after a resume from further back
+                shutil.rmtree(target)
+            os.rename(building, target)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        fsync_folder(folder)
+        for old in _newest_first(folder)[keep:]:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _write(folder: Path, epoch: int, state: dict[str, Any]) -> None:
+    path = folder / "state.pt"
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    manifest = {"epoch": epoch, "size": path.stat().st_size, "sha256": sha256(path), "format": 1}
+    with (folder / "manifest.json").open("w") as text:
+        json.dump(manifest, text)
+        text.flush()
+        os.fsync(text.fileno())
+    fsync_folder(folder)
+
+
+def latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[int, dict[str, Any]] | None:
+    """``(epoch, state)`` of the newest checkpoint that is whole, or None if there never was one."""
+    found = _newest_first(folder)
+    for path in found:
+        try:
+            return _read(path, map_location)
+        except _Damaged as damage:
+            warnings.warn(
+                f"checkpoint {path.name} is damaged ({damage}); using the one before it",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+    if found:
+        raise CheckpointError(
+            f"every checkpoint in {folder} is damaged ({', '.join(p.name for p in found)}): start the run "
+            "again in a new folder"
+        )
+    return None
+
+
+class _Damaged(Exception):
+    pass
+
+
+def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, Any]]:
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        epoch, size, digest = int(manifest["epoch"]), int(manifest["size"]), str(manifest["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _Damaged(f"no readable manifest: {error}") from error
+    state_path = path / "state.pt"
+    try:
+        if state_path.stat().st_size != size:
+            raise _Damaged(f"{state_path.stat().st_size} bytes instead of {size}")
+        if sha256(state_path) != digest:
+            raise _Damaged("its SHA-256 does not match")
+        state = torch.load(state_path, map_location=map_location, weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise _Damaged(str(error).splitlines()[0]) from error
+    if path.name != f"epoch-{epoch:06d}" or not isinstance(state, dict):
+        raise _Damaged(f"its manifest speaks of epoch {epoch}")
+    return epoch, state
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.glob("epoch-*") if p.is_dir()), reverse=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed save left half built."""
+    for leftover in folder.glob(".building-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""What a run is, as plain data: everything needed to train the same network again.
+
+Config stops at the engine: models, seams and loaders get numbers and tensors, never a config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from protoseam.errors import ProtoSeamError
+
+__all__ = ["ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "to_dict"]
+
+Variant = Literal["baseline", "unlifted", "protoseam"]
+
+
+class ConfigError(ProtoSeamError, ValueError):
+    """A setting is unknown, of the wrong kind, or contradicts another."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """SGD with Nesterov momentum, linear warm-up, cosine decay (paper, §protocol).
+
+    Args:
+        lr: peak learning rate.
+        weight_decay: on every parameter, the prototypes included.
+        momentum: Nesterov momentum; the paper does not state it.
+        warmup_epochs: length of the linear warm-up; the paper says "short".
+    """
+
+    lr: float = 0.05
+    weight_decay: float = 5e-4
+    momentum: float = 0.9
+    warmup_epochs: float = 5.0
+
+
+@dataclass(frozen=True)
+class LiftConfig:
+    """The seam (unlifted uses ``dim`` only).
+
+    Args:
+        dim: seam width k (paper, §protocol).
+        rho_min: ρ at the first epoch; the paper does not state it.
+        rho_max: ρ at the last epoch (paper, §protocol).
+        alpha: repulsion exponent (paper, eq:penalty).
+        covariance: how Σ̂ is estimated.
+        structure: of the covariances.
+        floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
+        draws: samples a class and step (alg:lifted, line 5).
+        antithetic: draw ξ and −ξ together.
+        init: where the prototypes start.
+        class_weights: 1/n or |D_i|/m (remark (ii)).
+        clean_pass: exact covariance from clean images instead of the epoch's augmented ones.
+    """
+
+    dim: int = 32
+    rho_min: float = 1.0
+    rho_max: float = 16.0
+    alpha: float = 2.0
+    covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
+    structure: Literal["full", "diagonal", "shared"] = "full"
+    floor: float | Literal["auto"] = 0.1
+    draws: int = 1
+    antithetic: bool = False
+    init: Literal["fsinit", "random", "unit"] = "fsinit"
+    class_weights: Literal["uniform", "frequency"] = "uniform"
+    clean_pass: bool = False
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run.
+
+    Args:
+        data: a catalogued name (``protoseam data list``) or the path of an image folder or .npz.
+        data_root: where data sets lie; default $PROTOSEAM_DATA or the user's cache.
+        model: resnet8, resnet18, vit_s, convnet, mlp, or any timm name.
+        model_options: keyword arguments of the model.
+        variant: baseline (the plain model), unlifted (its seam, end to end) or protoseam.
+        seed: of the initial weights, the split, the order, the augmentation and the samples.
+        epochs: epochs to train.
+        batch_size: samples a step; the paper does not state it.
+        validation: fraction of the training data held out, stratified.
+        augment: the paper's pipeline (crop, flip, RandAugment, erasing), or none.
+        optim: the optimizer.
+        lift: the seam.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto (bf16 on CUDA, float32 on a CPU), bf16 or float32.
+        compile: compile the network with torch.compile on CUDA.
+        graph: capture the whole training step in one CUDA graph.
+        deterministic: bit-identical repeats, at some cost in speed.
+        checkpoint_every: epochs between checkpoints.
+        eval_every: epochs between validation passes (the last epoch always has one).
+        audit_every: epochs between theory audits on the validation data, and one after the last; 0: never.
+    """
+
+    data: str = "digits"
+    data_root: str | None = None
+    model: str = "convnet"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    variant: Variant = "protoseam"
+    seed: int = 42
+    epochs: int = 200
+    batch_size: int = 128
+    validation: float = 0.1
+    augment: Literal["paper", "none"] = "paper"
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    lift: LiftConfig = field(default_factory=LiftConfig)
+    device: str = "auto"
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    compile: bool = True
+    graph: bool = True
+    deterministic: bool = False
+    checkpoint_every: int = 10
+    eval_every: int = 1
+    audit_every: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation is a fraction in [0, 1), got {self.validation}")
+        if self.audit_every < 0 or (self.audit_every and not self.validation):
+            raise ConfigError(
+                f"audit_every={self.audit_every} with validation={self.validation}: it is a number of epochs (0: "
+                "never), and an audit needs validation data"
+            )
+        if not self.optim.lr > 0:
+            raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """A config from plain data; an unknown key is an error that suggests the nearest known one."""
+    known = dict(values)
+    parts = {"optim": OptimConfig, "lift": LiftConfig}
+    for name, kind in parts.items():
+        if isinstance(known.get(name), dict):
+            known[name] = kind(**_checked(kind, known[name], f"{name}."))
+    return RunConfig(**_checked(RunConfig, known, ""))
+
+
+def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    import difflib
+
+    fields = [f.name for f in dataclasses.fields(kind)]
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
+            raise ConfigError(f"unknown setting {prefix}{key}{hint}")
+    return values

@@ -1,0 +1,63 @@
+"""Evaluate a finished run: rebuild the plain network, load its weights, predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from protoseam import models
+from protoseam.data.loading import load
+from protoseam.data.resident import Resident
+from protoseam.engine.config import ConfigError
+from protoseam.engine.objectives import build_objective
+from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.trainer import resolve_device
+
+__all__ = ["evaluate", "load_deployed"]
+
+
+def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
+    """The run's deployed network on the CPU in float32, and its data."""
+    directory = RunDirectory(path)
+    config = directory.read_config()
+    weights = path / "model.safetensors"
+    if not weights.exists():
+        raise ConfigError(
+            f"{path} has no model.safetensors: the run is not finished (protoseam train --resume {path})"
+        )
+    dataset = load(config.data, Path(config.data_root) if config.data_root else None)
+    data = Resident(dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation)
+    model = models.build(config.model, data.num_classes, data.sample_shape, **config.model_options)
+    plain = build_objective(config, model, data.num_classes).deploy()
+    try:
+        plain.load_state_dict(load_file(weights))
+    except (SafetensorError, RuntimeError) as error:
+        raise ConfigError(f"{weights} does not fit the run's config: {str(error).splitlines()[0]}") from error
+    return plain.eval(), data
+
+
+@torch.no_grad()
+def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[str, Any]:
+    """Accuracy on a split, with the five worst classes by name."""
+    plain, data = load_deployed(path)
+    target = resolve_device(device)
+    plain.to(target)
+    right = torch.zeros(data.num_classes, dtype=torch.int64)
+    seen = torch.zeros(data.num_classes, dtype=torch.int64)
+    for x, y in data.batches(split):
+        hit = plain(x.to(target)).argmax(1).cpu() == y
+        right += torch.bincount(y[hit], minlength=data.num_classes)
+        seen += torch.bincount(y, minlength=data.num_classes)
+    by_class = right / seen.clamp_min(1)
+    worst = by_class.argsort()[:5].tolist()
+    return {
+        "split": split,
+        "accuracy": int(right.sum()) / max(1, int(seen.sum())),
+        "correct": int(right.sum()),
+        "samples": int(seen.sum()),
+        "worst_classes": [(data.classes[c], float(by_class[c])) for c in worst],
+    }

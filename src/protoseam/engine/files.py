@@ -1,0 +1,73 @@
+"""Files that are whole or absent: temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protoseam.errors import ProtoSeamError
+
+__all__ = ["StorageError", "explain_os_error", "fsync_folder", "sha256", "write_atomically", "write_json"]
+
+
+class StorageError(ProtoSeamError, OSError):
+    """The disk refused: full, read-only, or gone."""
+
+
+@contextmanager
+def explain_os_error(what: str, path: Path) -> Iterator[None]:
+    """Turn the system's refusal into words; what was on disk before is still there."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        why = {
+            errno.ENOSPC: "the disk is full: free some space",
+            errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EROFS: "the folder is on a read-only file system: choose another --out",
+            errno.EACCES: "the folder is not writable: check its permissions or choose another --out",
+        }.get(error.errno or 0, str(error))
+        raise StorageError(
+            f"cannot write {what} in {path}: {why}, then go on with --resume. What was saved before is intact"
+        ) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide results from colleagues
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,163 @@
+"""What a step minimises, as interchangeable strategies: baseline, unlifted, protoseam.
+
+An objective is a module whose call returns the loss terms of a batch as one vector, total first, so that DDP,
+torch.compile and a CUDA graph can all wrap it. It owns every trained parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import protoseam as ps
+from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
+from protoseam.seam.covariance import AbstractCovariance
+
+__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective"]
+
+# Gives (embeddings, labels) of the training data under an embedding function.
+Sweep = Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
+
+
+class AbstractObjective(nn.Module):
+    """Terms of the loss, the deployed network's logits, and what happens between epochs."""
+
+    terms: tuple[str, ...]
+
+    @abstractmethod
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """``(len(terms),)`` losses; the first is the one to minimise."""
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """What the deployed network answers."""
+
+    @abstractmethod
+    def deploy(self) -> nn.Module:
+        """The plain network, a copy in eval mode."""
+
+    def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        return [{"params": list(self.parameters()), "lr": lr, "weight_decay": weight_decay}]
+
+    def begin(self, sweep: Sweep) -> None:
+        """Before the first epoch."""
+
+    def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None: ...
+
+    def end_epoch(self, sweep: Sweep) -> None: ...
+
+    def geometry(self) -> dict[str, float]:
+        """What the epoch's log says of the seam."""
+        return {}
+
+
+class EndToEnd(AbstractObjective):
+    """Cross-entropy by ordinary backpropagation: Baseline, and Unlifted on the split architecture."""
+
+    terms = ("total",)
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return F.cross_entropy(self.model(x).float(), y)[None]
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits
+
+    def deploy(self) -> nn.Module:
+        return copy.deepcopy(self.model).eval()
+
+
+class Lifting(AbstractObjective):
+    """The lifted objective, eq:combinedLoss."""
+
+    terms = ("total", "consensus", "classification", "repulsion")
+
+    def __init__(self, net: ps.Lifted) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return torch.stack(self.net(x, y, generator=generator))
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits
+
+    def deploy(self) -> nn.Module:
+        return self.net.deploy()
+
+    def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        return self.net.param_groups(lr, weight_decay)
+
+    def begin(self, sweep: Sweep) -> None:
+        self.net.initialize(embeddings=sweep(self.net.embed))
+
+    def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None:
+        self.net.set_progress(epoch, epochs, lr=lr)
+
+    def end_epoch(self, sweep: Sweep) -> None:
+        needed = self.net.covariance.needs_pass
+        self.net.refresh(embeddings=sweep(self.net.embed) if needed else None)
+
+    @torch.no_grad()
+    def geometry(self) -> dict[str, float]:
+        s_CK, factors = self.net.prototypes.double(), self.net.covariance.factors.double()
+        distances = torch.cdist(s_CK, s_CK)
+        distances.fill_diagonal_(torch.inf)
+        variance = factors.square().sum() if factors.ndim == 3 else factors.expand_as(s_CK).square().sum()
+        count = len(factors) if factors.ndim == 3 else len(s_CK)
+        values = torch.stack(
+            [
+                s_CK.norm(dim=1).mean(),
+                distances.min(),
+                distances.min(1).values.mean(),
+                (variance / count).sqrt(),
+            ]
+        ).tolist()
+        names = ("prototype_norm", "prototype_gap_min", "prototype_gap_mean", "sample_spread")
+        return dict(zip(names, values, strict=True))
+
+
+def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> AbstractObjective:
+    """The variant's objective on ``model`` (which it takes over)."""
+    if config.variant == "baseline":
+        return EndToEnd(model)
+    if config.variant not in ("unlifted", "protoseam"):
+        raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
+    net = ps.lift(
+        model,
+        num_classes=num_classes,
+        dim=config.lift.dim,
+        covariance=_covariance(config.lift),
+        schedule=ps.SineAnneal(config.lift.rho_min, config.lift.rho_max),
+        init=config.lift.init,
+        alpha=config.lift.alpha,
+        draws=config.lift.draws,
+        antithetic=config.lift.antithetic,
+        class_weights=config.lift.class_weights,
+    )
+    # Unlifted is the same architecture with the same initial weights, trained end to end.
+    return Lifting(net) if config.variant == "protoseam" else EndToEnd(net.deploy().train())
+
+
+def _covariance(lift: LiftConfig) -> AbstractCovariance:
+    if lift.covariance == "isotropic":
+        if lift.floor == "auto":
+            raise ConfigError("lift.floor=auto needs an estimated covariance; isotropic estimates none")
+        return ps.IsotropicCovariance(floor=lift.floor)
+    kinds = {
+        "exact": ps.ExactCovariance,
+        "running": ps.RunningCovariance,
+        "switch": ps.SwitchCovariance,
+    }
+    return kinds[lift.covariance](floor=lift.floor, structure=lift.structure)

@@ -1,0 +1,151 @@
+"""SGD with Nesterov momentum over flat buffers: one update for all parameters, the rate read from the device.
+
+Parameters become views of flat buffers, so an update is a handful of operations however many tensors there are.
+With ``low`` set, the network computes with low-precision copies while float32 masters take the updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FlatSGD"]
+
+_ALIGN = 128  # elements; keeps every parameter's view aligned for vectorised kernels
+
+
+class _Segment:
+    """Parameters that share a precision, a weight decay and a rate scale: master, momentum, gradient, copy."""
+
+    def __init__(
+        self, params: list[nn.Parameter], low: torch.dtype | None, weight_decay: float, scale: float
+    ):
+        self.params, self.weight_decay, self.scale = params, weight_decay, scale
+        offsets, size = [], 0
+        for p in params:
+            offsets.append(size)
+            size += -(-p.numel() // _ALIGN) * _ALIGN
+        device = params[0].device
+        self.master = torch.zeros(size, device=device)
+        self.momentum = torch.zeros(size, device=device)
+        self.grad = torch.zeros(size, dtype=low or torch.float32, device=device)
+        self.work = self.master if low is None else torch.zeros(size, dtype=low, device=device)
+        self.master_views = [_view(self.master, o, p) for p, o in zip(params, offsets, strict=True)]
+        self.grad_views = [_view(self.grad, o, p) for p, o in zip(params, offsets, strict=True)]
+        self.work_views = [_view(self.work, o, p) for p, o in zip(params, offsets, strict=True)]
+        torch._foreach_copy_(self.master_views, [p.data for p in params])
+        self.synchronise()
+        self.use(self.work_views)
+
+    def use(self, views: list[Tensor]) -> None:
+        for p, view in zip(self.params, views, strict=True):
+            p.data = view
+
+    def synchronise(self) -> None:
+        if self.work is not self.master:
+            self.work.copy_(self.master)
+
+
+def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    """A view with the parameter's shape and memory order (channels_last weights stay channels_last)."""
+    return torch.as_strided(flat, like.shape, like.stride(), offset)
+
+
+def _fused_update(device: torch.device) -> Callable[..., None] | None:
+    """The update as one kernel, where Triton is there to compile it."""
+    if device.type != "cuda":
+        return None
+    try:
+        from protoseam.engine.kernels import sgd_update
+    except ImportError:
+        return None
+    return sgd_update
+
+
+class FlatSGD:
+    """``groups`` as for torch.optim; each group's learning rate is relative to the first's.
+
+    ``low``: dtype of the working copies (None: the masters are used directly). ``keep``: parameters that stay
+    float32 all the same.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        momentum: float = 0.9,
+        low: torch.dtype | None = None,
+        keep: set[nn.Parameter] | None = None,
+    ) -> None:
+        groups = list(groups)
+        self.momentum = momentum
+        base = groups[0]["lr"]
+        buckets: dict[tuple[torch.dtype | None, float, float], list[nn.Parameter]] = {}
+        for group in groups:
+            for p in group["params"]:
+                if not p.is_contiguous() and not p.is_contiguous(memory_format=torch.channels_last):
+                    p.data = p.data.contiguous()
+                kind = None if keep and p in keep else low
+                key = kind, group.get("weight_decay", 0.0), group["lr"] / base
+                buckets.setdefault(key, []).append(p)
+        self.segments = [_Segment(params, *key) for key, params in buckets.items()]
+        self.fused = _fused_update(self.segments[0].master.device)
+
+    @torch.no_grad()
+    def step(self, lr: Tensor) -> None:
+        """Nesterov update with the gradients in ``p.grad``, which are then released."""
+        for s in self.segments:
+            grads = [
+                view if p.grad is None else p.grad for p, view in zip(s.params, s.grad_views, strict=True)
+            ]
+            torch._foreach_copy_(s.grad_views, grads)
+            for p in s.params:
+                p.grad = None
+            if self.fused is not None:
+                self.fused(
+                    s.master,
+                    s.momentum,
+                    s.grad,
+                    s.work,
+                    lr,
+                    s.scale,
+                    momentum=self.momentum,
+                    decay=s.weight_decay,
+                )
+                continue
+            # g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv)   (torch.optim.SGD, nesterov=True)
+            g = s.grad.float().add(s.master, alpha=s.weight_decay)
+            s.momentum.mul_(self.momentum).add_(g)
+            g.add_(s.momentum, alpha=self.momentum)
+            s.master.addcmul_(g, lr.expand_as(g), value=-s.scale)
+            s.synchronise()
+
+    @contextmanager
+    def full_precision(self) -> Iterator[None]:
+        """Within, every parameter is its float32 master: for saving, loading and deploying."""
+        for s in self.segments:
+            s.use(s.master_views)
+        try:
+            yield
+        finally:
+            for s in self.segments:
+                s.use(s.work_views)
+
+    def synchronise(self) -> None:
+        """Make the working copies follow masters that were written from outside."""
+        for s in self.segments:
+            s.synchronise()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The momenta; the masters are the network's own state under :meth:`full_precision`."""
+        return {"momentum": [s.momentum.clone() for s in self.segments]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["momentum"]) != len(self.segments):
+            raise ValueError("the optimizer state belongs to another network or precision")
+        for s, momentum in zip(self.segments, state["momentum"], strict=True):
+            s.momentum.copy_(momentum)

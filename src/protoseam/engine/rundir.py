@@ -1,0 +1,179 @@
+"""A run's directory: its lock, config, environment, metrics and results.
+
+``config.yaml`` (resolved), ``env.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``, ``summary.json``
+(test accuracy, once, at the end) and ``model.safetensors`` (the plain deployed weights).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import socket
+import subprocess
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import yaml
+
+from protoseam import __version__
+from protoseam.engine.config import ConfigError, RunConfig, from_dict, to_dict
+from protoseam.engine.files import explain_os_error, write_atomically, write_json
+from protoseam.errors import ProtoSeamError
+
+__all__ = ["RunDirectory", "RunLockedError", "environment"]
+
+
+class RunLockedError(ProtoSeamError, RuntimeError):
+    """Another process is training in this directory."""
+
+
+class RunDirectory:
+    """Open it with :meth:`create` or :meth:`open`; close it (or use ``with``) to release the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._lock: IO[str] | None = None
+
+    # ------------------------------------------------------------------ opening
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
+        """A new run; refused where one lies already."""
+        run = cls(path)
+        with explain_os_error("the run", path):
+            path.mkdir(parents=True, exist_ok=True)
+            run._acquire()
+            if (path / "config.yaml").exists():
+                run.close()
+                raise ConfigError(
+                    f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
+                    "another --out"
+                )
+            write_atomically(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
+            write_json(path / "env.json", environment())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
+        """An existing run, to go on with or to look at."""
+        run = cls(path)
+        config = run.read_config()
+        run._acquire()
+        return run, config
+
+    def read_config(self) -> RunConfig:
+        file = self.path / "config.yaml"
+        try:
+            values = yaml.safe_load(file.read_text())
+        except FileNotFoundError as error:
+            raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{file} is not valid YAML: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file} should hold settings, one a line")
+        return from_dict(values)
+
+    def _acquire(self) -> None:
+        # The kernel drops the lock with the process, however it dies: a stale one cannot exist.
+        lock = (self.path / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
+            raise RunLockedError(
+                f"{holder} is training in {self.path}. Wait for it, or choose another --out"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        self._lock = lock
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ what a run writes
+
+    def rewind_metrics(self, epoch: int) -> None:
+        """Forget lines of epochs past the checkpoint: they are about to be run again."""
+        kept = [row for row in self.read_metrics() if row["epoch"] <= epoch]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        with explain_os_error("metrics", self.path):
+            write_atomically(self.path / "metrics.jsonl", text.encode())
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with explain_os_error("metrics", self.path), (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        file = self.path / "metrics.jsonl"
+        rows = []
+        for line in file.read_text().splitlines() if file.exists() else []:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # the line a kill cut short
+                break
+        return rows
+
+    def write_summary(self, summary: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+        from safetensors.torch import save
+
+        with explain_os_error("the results", self.path):
+            plain = {name: t.detach().cpu().contiguous() for name, t in weights.items()}
+            write_atomically(self.path / "model.safetensors", save(plain))
+            write_json(self.path / "summary.json", summary)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        file = self.path / "summary.json"
+        summary: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+        return summary
+
+    def environment_changes(self) -> list[str]:
+        """What differs between the run's environment and this one, in words."""
+        file = self.path / "env.json"
+        then = json.loads(file.read_text()) if file.exists() else {}
+        now = environment()
+        keys = sorted(then.keys() | now.keys())
+        return [f"{k}: was {then.get(k)}, is {now.get(k)}" for k in keys if then.get(k) != now.get(k)]
+
+
+def environment() -> dict[str, Any]:
+    """The versions and the hardware that decide whether a repeat can be bit-identical."""
+    cuda = torch.cuda.is_available()
+    return {
+        "protoseam": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout, or None for an installed package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,226 @@
+"""From a config to a finished run directory: training, checkpoints, resume, interruption, results."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protoseam.data.dataset import ArrayDataset
+from protoseam.data.loading import load
+from protoseam.engine import checkpoint
+from protoseam.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.engine.distributed import Processes, join
+from protoseam.engine.log import Progress
+from protoseam.engine.pack import run_epoch_together
+from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.trainer import Run, resolve_device
+from protoseam.errors import ProtoSeamError
+
+__all__ = ["Interrupted", "ResumeWarning", "resume", "train", "train_packed"]
+
+
+class Interrupted(ProtoSeamError):
+    """Stopped by the user or by the time budget, with everything saved."""
+
+
+class ResumeWarning(UserWarning):
+    """A run goes on in another environment than it was started in."""
+
+
+def train(
+    config: RunConfig, out: Path, *, quiet: bool = False, budget_seconds: float | None = None
+) -> dict[str, Any]:
+    """Train one run from the start into the new directory ``out``; returns its summary."""
+    return train_packed([(config, out)], quiet=quiet, budget_seconds=budget_seconds)[0]
+
+
+def resume(out: Path, *, quiet: bool = False, budget_seconds: float | None = None) -> dict[str, Any]:
+    """Go on with the run in ``out`` from its last good checkpoint; returns its summary."""
+    config = RunDirectory(out).read_config()
+    return train_packed([(config, out)], quiet=quiet, budget_seconds=budget_seconds, resuming=True)[0]
+
+
+def train_packed(
+    runs: Sequence[tuple[RunConfig, Path]],
+    *,
+    quiet: bool = False,
+    budget_seconds: float | None = None,
+    resuming: bool = False,
+) -> list[dict[str, Any]]:
+    """Train several runs side by side on one device, each as it would be alone.
+
+    With ``resuming``, a run whose directory exists goes on (or is only read, if it is finished).
+    """
+    started = time.monotonic()
+    _deterministic([config for config, _ in runs])
+    processes = join(resolve_device(runs[0][0].device))
+    with ExitStack() as stack:
+        datasets: dict[tuple[str, str | None], ArrayDataset] = {}
+        sessions = [_Session(config, out, processes, resuming, datasets, stack) for config, out in runs]
+        active = [s for s in sessions if not s.finished]
+        if active:
+            _drive(active, quiet or processes.rank > 0, budget_seconds, started)
+        return [s.summary() for s in sessions]
+
+
+class _Session:
+    """One run and its directory (which only the first process writes)."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path,
+        processes: Processes,
+        resuming: bool,
+        datasets: dict[tuple[str, str | None], ArrayDataset],
+        stack: ExitStack,
+    ) -> None:
+        self.config, self.out, self.processes = config, out, processes
+        self.writes = processes.rank == 0
+        exists = (out / "config.yaml").exists()
+        self.directory = RunDirectory(out)
+        if self.writes:
+            self.directory = (
+                RunDirectory.open(out)[0] if resuming and exists else RunDirectory.create(out, config)
+            )
+            stack.enter_context(self.directory)
+        self.finished = resuming and exists and self.directory.read_summary() is not None
+        if self.finished:
+            return
+        key = config.data, config.data_root
+        if key not in datasets:
+            datasets[key] = load(config.data, Path(config.data_root) if config.data_root else None)
+        self.run = Run(config, datasets[key], processes)
+        self.history: list[dict[str, Any]] = []
+        self.saved = 0
+        if resuming and exists:
+            self._resume()
+        self.last_state = self.run.state()
+
+    def _resume(self) -> None:
+        changes = self.directory.environment_changes()
+        if changes and self.writes:
+            warnings.warn(
+                "this run was started in another environment, so it may not end bit-identically: "
+                + "; ".join(changes),
+                ResumeWarning,
+                stacklevel=2,
+            )
+        found = checkpoint.latest(self.directory.checkpoints, self.run.device)
+        if found is not None:
+            self.run.load_state(found[1])
+            self.saved = found[0]
+        self.history = [row for row in self.directory.read_metrics() if row["epoch"] <= self.run.epoch]
+        if self.writes:
+            self.directory.rewind_metrics(self.run.epoch)
+
+    def record(self, row: dict[str, Any]) -> None:
+        self.history.append(row)
+        if self.writes:
+            self.directory.append_metrics(row)
+        self.last_state = self.run.state()
+        last = self.run.epoch == self.config.epochs
+        if last or self.run.epoch % self.config.checkpoint_every == 0:
+            self.save()
+        if last:
+            self._finish()
+
+    def save(self) -> int:
+        """Write the state after the last whole epoch; returns that epoch."""
+        epoch = int(self.last_state["epoch"])
+        if self.writes and epoch != self.saved:
+            checkpoint.save(self.directory.checkpoints, epoch, self.last_state)
+            self.saved = epoch
+        return epoch
+
+    def _finish(self) -> None:
+        """Test data is touched here and nowhere else."""
+        accuracy = self.run.accuracy("test")
+        deployed = self.run.deployed()
+        validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
+        self.result = {
+            "test_accuracy": accuracy,
+            "validation_accuracy": validation[-1] if validation else None,
+            "epochs": self.run.epoch,
+            "seconds": self.run.seconds,
+            "parameters": sum(p.numel() for p in deployed.parameters()),
+            "classes": list(self.run.data.classes),
+            "config": to_dict(self.config),
+        }
+        if self.writes:
+            self.directory.write_summary(self.result, deployed.state_dict())
+
+    def summary(self) -> dict[str, Any]:
+        if not self.finished:
+            return self.result
+        summary = self.directory.read_summary()
+        assert summary is not None
+        return summary
+
+
+def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, started: float) -> None:
+    """Epoch by epoch until all are done, the budget is spent, or the user has had enough."""
+    title = sessions[0].out.name if len(sessions) == 1 else f"{len(sessions)} runs"
+    epochs = max(s.config.epochs for s in sessions)
+    done = min(s.run.epoch for s in sessions)
+    fastest = 0.0  # of the epochs so far: the first one also compiles, so the slowest would mislead
+    with Progress(title, done, epochs, quiet=quiet) as progress, _terminable():
+        while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
+            begun = time.monotonic()
+            if budget_seconds is not None and begun - started + 2 * fastest > budget_seconds:
+                raise Interrupted(_save_all(active, f"the budget of {budget_seconds:.0f} s is spent"))
+            try:
+                rows = run_epoch_together([s.run for s in active])
+                for session, row in zip(active, rows, strict=True):
+                    session.record(row)
+            except KeyboardInterrupt:
+                # the epoch under way is forgotten: it will be run again, whole, and come out the same
+                raise Interrupted(_save_all(active, "interrupted")) from None
+            progress.epoch(rows[0])
+            seconds = time.monotonic() - begun
+            fastest = min(fastest or seconds, seconds)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A polite request to end (SIGTERM, what preemption sends first) is treated like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _save_all(sessions: list[_Session], why: str) -> str:
+    lines = [f"{why}; go on with:"]
+    for session in sessions:
+        lines.append(f"  protoseam train --resume {session.out}   (saved after epoch {session.save()})")
+    return "\n".join(lines)
+
+
+def _deterministic(configs: list[RunConfig]) -> None:
+    asked = {config.deterministic for config in configs}
+    if len(asked) > 1:
+        raise ConfigError("packed runs must agree on deterministic: it is a setting of the whole process")
+    if asked == {True}:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    elif torch.cuda.is_available():
+        torch.backends.cudnn.benchmark = True

@@ -1,0 +1,225 @@
+"""A training run: builds everything from a config, goes epoch by epoch, evaluates only the deployed network.
+
+:class:`Run` is one run that can be advanced epoch by epoch; :func:`train` drives one, and
+:mod:`protoseam.engine.pack` several side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from protoseam import models
+from protoseam.data.augment import Augmentation
+from protoseam.data.dataset import ArrayDataset
+from protoseam.data.resident import Resident, epoch_seed
+from protoseam.engine.auditing import quick_audit
+from protoseam.engine.config import ConfigError, RunConfig
+from protoseam.engine.distributed import Processes
+from protoseam.engine.objectives import build_objective
+from protoseam.engine.optim import FlatSGD
+from protoseam.engine.step import TrainStep, learning_rates
+from protoseam.seam.passes import as_deployed
+
+__all__ = ["Run", "resolve_device"]
+
+
+def resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}, but this machine has no CUDA device: use device=cpu or auto")
+    return device
+
+
+class Run:
+    """Everything one run owns. ``epoch`` counts the finished epochs."""
+
+    def __init__(self, config: RunConfig, dataset: ArrayDataset, processes: Processes | None = None) -> None:
+        self.config = config
+        self.processes = processes or Processes()
+        self.device = self.processes.device or resolve_device(config.device)
+        cuda = self.device.type == "cuda"
+        bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda)
+        # our own networks train on bf16 copies of float32 weights; others, and several processes, autocast
+        fast = cuda and bf16 and self.processes.world == 1 and config.model in models.NAMES
+        self.data = Resident(
+            dataset,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            validation=config.validation,
+            policy=Augmentation() if config.augment == "paper" else None,
+            device=self.device,
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            compile=config.compile and cuda,
+            rank=self.processes.rank,
+            world=self.processes.world,
+        )
+        torch.manual_seed(config.seed)  # initial weights: drawn on the CPU, the same on every device
+        model = models.build(
+            config.model, self.data.num_classes, self.data.sample_shape, **config.model_options
+        )
+        self.objective = build_objective(config, model, self.data.num_classes)
+        self.objective.to(self.device)
+        if not self.data.flat:
+            self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if fast:
+            models.accelerate(self.objective, self.data.sample_shape)
+        self.optimizer = FlatSGD(
+            self.objective.param_groups(config.optim.lr, config.optim.weight_decay),
+            momentum=config.optim.momentum,
+            low=torch.bfloat16 if fast else None,
+            keep=_float32_parameters(self.objective),
+        )
+        self.generator = torch.Generator(self.device)
+        rates = learning_rates(config.optim.lr, config.epochs, self.data.steps, config.optim.warmup_epochs)
+        self.rates = rates.tolist()
+        self.step = TrainStep(
+            self.processes.wrap(self.objective),
+            len(self.objective.terms),
+            self.optimizer,
+            self.data,
+            rates,
+            autocast=torch.bfloat16 if bf16 and not fast else None,
+            generator=self.generator,
+            graph=config.graph and self.processes.world == 1,
+        )
+        self.epoch = 0
+        self.seconds = 0.0
+        self._started = False
+
+    # ------------------------------------------------------------------ an epoch, in three parts
+
+    def begin_epoch(self) -> None:
+        """Prepare the epoch's images and ρ; before the first, FSInit and the capture of the step."""
+        self._clock = time.perf_counter()
+        self._seed(self.epoch)
+        self.data.load_epoch(self.epoch)
+        if not self._started:
+            self._start()
+        self.objective.begin_epoch(self.epoch, self.config.epochs, self.rates[self.epoch * self.data.steps])
+        self.objective.train()
+        self.step.sums.zero_()
+
+    def _start(self) -> None:
+        if self.epoch == 0:
+            self.objective.begin(self._sweep)
+        self.objective.train()
+        self.step.capture(self._copied, self.load_state)
+        self._seed(self.epoch)
+        self._started = True
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Refresh Σ̂, validate, and return the epoch's metrics."""
+        last = self.epoch + 1 == self.config.epochs
+        self.objective.end_epoch(self._sweep)
+        sums = self.processes.mean(self.step.sums / self.data.steps).tolist()
+        terms = dict(zip(self.objective.terms, sums, strict=True))
+        validate = last or (self.epoch + 1) % self.config.eval_every == 0
+        accuracy = self.accuracy("validation") if validate else None
+        every = self.config.audit_every
+        audit = quick_audit(self) if every and (last or (self.epoch + 1) % every == 0) else None
+        seconds = time.perf_counter() - self._clock
+        self.seconds += seconds
+        self.epoch += 1
+        return {
+            "epoch": self.epoch,
+            "loss": terms,
+            "rho": self._rho(),
+            "lr": self.rates[self.epoch * self.data.steps - 1],
+            "validation_accuracy": accuracy,
+            "images_per_second": self.data.steps * self.data.batch_size / seconds,
+            "seconds": seconds,
+            "seam": self.objective.geometry(),
+            **({} if audit is None else {"audit": audit}),
+        }
+
+    def run_epoch(self) -> dict[str, Any]:
+        self.begin_epoch()
+        for _ in range(self.data.steps):
+            self.step.run()
+        return self.end_epoch()
+
+    # ------------------------------------------------------------------ evaluation: the deployed network
+
+    @torch.no_grad()
+    def accuracy(self, split: str) -> float | None:
+        """Accuracy of N2∘N1 on the validation or test data; None if that split is empty."""
+        self.objective.eval()
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        seen = 0
+        for x, y in self.data.batches(split):
+            correct += (self._cast(self.objective.logits, x).argmax(1) == y).sum()
+            seen += len(y)
+        return int(correct) / seen if seen else None
+
+    @torch.no_grad()
+    def _sweep(self, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Embeddings of the training data: the epoch's own augmented images, or the clean ones."""
+        with as_deployed(self.objective):
+            if self.config.lift.clean_pass:
+                pairs = [(self._cast(embed, x).float(), y) for x, y in self.data.clean()]
+                return torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs])
+            rows = torch.split(self.data.x, 2048)
+            return torch.cat([self._cast(embed, x).float() for x in rows]), self.data.y
+
+    def _cast(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self.step.autocast is None:
+            return function(x)
+        with torch.autocast(self.device.type, self.step.autocast):
+            return function(x)
+
+    def deployed(self) -> nn.Module:
+        """The plain network, with float32 weights."""
+        with self.optimizer.full_precision():
+            return models.unaccelerate(self.objective.deploy())
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: tensors and plain numbers."""
+        with self.optimizer.full_precision():
+            objective = {k: v.detach().clone() for k, v in self.objective.state_dict().items()}
+        return {
+            "objective": objective,
+            "optimizer": self.optimizer.state_dict(),
+            "counter": int(self.step.counter),
+            "epoch": self.epoch,
+            "seconds": self.seconds,
+        }
+
+    def _copied(self) -> dict[str, Any]:
+        return self.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        with self.optimizer.full_precision():
+            self.objective.load_state_dict(state["objective"])
+        self.optimizer.synchronise()
+        self.step.counter.fill_(state["counter"])
+        self.epoch, self.seconds = state["epoch"], state["seconds"]
+
+    def _seed(self, epoch: int) -> None:
+        """Samples and dropout of an epoch depend on (seed, epoch) alone, so a resumed run draws the same."""
+        seed = epoch_seed(self.config.seed, epoch, purpose=1 + self.processes.rank)
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)
+
+    def _rho(self) -> float | None:
+        net = getattr(self.objective, "net", None)
+        return None if net is None else float(net.rho)
+
+
+def _float32_parameters(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters that no low-precision copy may replace: normalisation layers and prototypes."""
+    kept: set[nn.Parameter] = set()
+    for m in module.modules():
+        if isinstance(m, nn.modules.batchnorm._BatchNorm):
+            kept.update(m.parameters(recurse=False))
+        kept.update(p for name, p in m.named_parameters(recurse=False) if name == "prototypes")
+    return kept

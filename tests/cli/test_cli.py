@@ -1,0 +1,113 @@
+"""The command line, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from protoseam.cli.main import VERBS, main
+
+SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
+SMALL += ["--lift.rho_max=2", "--device=cpu", "--quiet=true"]
+
+
+def test_train_resume_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", *SMALL, "--out", out]) == 0
+    assert "test accuracy" in capsys.readouterr().out
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["lift"]["dim"] == 4
+    assert main(["train", "--resume", out]) == 0
+    assert main(["eval", out, "--json", "--device=cpu"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert result["accuracy"] == summary["test_accuracy"]
+    assert main(["train", *SMALL, "--out", out]) == 1
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_packed_seeds_and_variants(tmp_path: Path) -> None:
+    command = ["train", *SMALL, "--out", str(tmp_path), "--seeds=[1,2]", "--variants=[baseline,protoseam]"]
+    assert main([*command, "--pack=4"]) == 0
+    names = ["baseline-1", "baseline-2", "protoseam-1", "protoseam-2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert all((tmp_path / name / "summary.json").exists() for name in names)
+
+
+def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        yaml.safe_dump({"data": "digits", "epochs": 9, "optim": {"lr": 0.01}, "lift": {"dim": 3}})
+    )
+    out = tmp_path / "run"
+    assert main(["train", "--config", str(file), *SMALL, "--out", str(out), "--seed=7"]) == 0
+    written = yaml.safe_load((out / "config.yaml").read_text())
+    assert (written["epochs"], written["seed"], written["optim"]["lr"], written["lift"]["dim"]) == (
+        2,
+        7,
+        0.02,
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["train", "--optim.lrr=1"], "did you mean --optim.lr?"),
+        (["train", "--lrr=1"], "did you mean --optim.lr?"),
+        (["train", "--epochs=many"], "epochs"),
+        (["train", "--recipe=cifar100-resnet9-protoseam"], "did you mean cifar100-resnet8-protoseam?"),
+        (["train", "--variant=lifted"], "variant"),
+        (["train", "--resume=/nowhere/at/all"], "holds no run"),
+        (["train", "--model=resnet7", "--device=cpu"], "resnet8"),
+        (["eval", "/nowhere/at/all"], "holds no run"),
+        (["trian"], "did you mean 'train'?"),
+    ],
+)
+def test_mistakes_are_answered_in_words(
+    argv: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) in (1, 2)
+    assert words in capsys.readouterr().err
+
+
+def test_a_config_cannot_name_a_python_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "evil.yaml"
+    for text in (
+        "model: !!python/object/apply:os.mkdir [owned]\n",
+        "optim: {class_path: os.system, init_args: {command: 'mkdir owned'}}\n",
+    ):
+        file.write_text(text)
+        assert main(["train", "--config", str(file)]) == 1
+    assert not Path("owned").exists()
+
+
+def test_print_config_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--recipe=cifar100-resnet8-protoseam", "--print_config"])
+    assert stop.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["data"], printed["optim"]["lr"], printed["optim"]["weight_decay"]) == (
+        "cifar100",
+        0.02,
+        0.002,
+    )
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(verb in shown for verb in VERBS)
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from protoseam.cli.main import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

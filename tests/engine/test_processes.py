@@ -1,0 +1,67 @@
+"""Two processes under torchrun, gloo on a CPU, against one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from protoseam.engine import session
+from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig, to_dict
+from protoseam.engine.rundir import RunDirectory
+
+CONFIG = RunConfig(
+    data="digits",
+    model="mlp",
+    model_options={"hidden": [16]},
+    variant="baseline",
+    epochs=2,
+    augment="none",
+    optim=OptimConfig(lr=0.02, warmup_epochs=1),
+    lift=LiftConfig(dim=4, rho_max=2.0),
+    device="cpu",
+    checkpoint_every=1,
+)
+
+
+def torchrun(config: RunConfig, out: Path, folder: Path) -> None:
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(to_dict(config)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "protoseam.cli.main", "train", f"--config={file}", f"--out={out}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_processes_train_the_network_of_one(tmp_path: Path) -> None:
+    """End to end nothing is random but the order: the weights agree to rounding."""
+    torchrun(CONFIG, tmp_path / "two", tmp_path)
+    session.train(CONFIG, tmp_path / "one", quiet=True)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-6)
+    rows = [RunDirectory(tmp_path / name).read_metrics() for name in ("one", "two")]
+    for a, b in zip(*rows, strict=True):
+        assert a["loss"]["total"] == pytest.approx(b["loss"]["total"], rel=1e-5)
+
+
+@pytest.mark.parametrize("covariance", ["exact", "running"])
+def test_lifted_in_two_processes(covariance: str, tmp_path: Path) -> None:
+    """Each process draws its own samples, so the runs differ by that noise and by nothing else."""
+    lift = dataclasses.replace(CONFIG.lift, covariance=covariance)
+    config = dataclasses.replace(CONFIG, variant="protoseam", lift=lift)
+    torchrun(config, tmp_path / "two", tmp_path)
+    session.train(config, tmp_path / "one", quiet=True)
+    rows = [RunDirectory(tmp_path / name).read_metrics() for name in ("one", "two")]
+    for a, b in zip(*rows, strict=True):
+        for term in ("consensus", "classification", "repulsion"):
+            assert b["loss"][term] == pytest.approx(a["loss"][term], rel=0.02)
+        assert b["seam"]["sample_spread"] == pytest.approx(a["seam"]["sample_spread"], rel=0.02)
