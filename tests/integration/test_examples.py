@@ -1,0 +1,56 @@
+"""Every example and the README's own code run as they stand."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+# What each must have said by its end, where that says it worked.
+SAYS = {
+    "01_lift_your_model": r"test accuracy 9\d\.\d %",
+    "02_halves_and_split": r"refused: .*right after GELU",
+    "03_covariance_estimators": r"exact → running +9\d\.\d %",
+    "04_custom_loss_and_weights": r"frequency +rare digits",
+    "05_save_resume_deploy": r"bitwise the same: True",
+    "06_functions_only": r"test accuracy 9\d\.\d %",
+    "07_ddp_two_processes": r"same in both: True",
+}
+
+
+def test_the_examples_are_the_ones_that_are_checked() -> None:
+    assert {path.stem for path in EXAMPLES} == set(SAYS)
+    too_long = [path.name for path in EXAMPLES if len(path.read_text().splitlines()) >= 60]
+    assert not too_long
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(path), run_name="__main__")
+    said = capfd.readouterr().out
+    assert re.search(SAYS[path.stem], said), said
+
+
+def test_the_readme_example_runs_as_printed() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    data = torch.utils.data.TensorDataset(torch.randn(400, 8), torch.arange(10).repeat(40))
+    given = {
+        "torch": torch,
+        "model": nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)),
+        "loader": torch.utils.data.DataLoader(data, batch_size=100),
+        "epochs": 10,
+    }
+    exec(blocks[0], given)  # noqa: S102
+    assert isinstance(given["plain"], nn.Sequential)
+    assert given["plain"](torch.randn(2, 8)).shape == (2, 10)
