@@ -45,10 +45,11 @@ def test_each_sample_is_its_prototype_plus_its_factor_times_noise(shape: tuple[i
             assert torch.allclose(found[m, c], s[c] + matrices(factors)[c] @ xi[m, c], rtol=1e-12)
 
 
-def test_two_classes_have_two_factors() -> None:
-    factors = torch.stack([torch.eye(K), 3 * torch.eye(K)])
-    z = sample(torch.zeros(2, K), factors, generator=seeded())
-    xi = torch.randn(1, 2, K, generator=seeded())
+@pytest.mark.parametrize("dim", [1, 2, K])
+def test_two_classes_have_two_factors(dim: int) -> None:
+    factors = torch.stack([torch.eye(dim), 3 * torch.eye(dim)])
+    z = sample(torch.zeros(2, dim), factors, generator=seeded())
+    xi = torch.randn(1, 2, dim, generator=seeded())
     assert torch.allclose(z, xi * torch.tensor([1.0, 3.0])[:, None])
 
 

@@ -215,7 +215,6 @@ def test_totals_are_sums_over_classes_under_both_weightings() -> None:
                 math.sqrt(2 * math.log(2 / 0.001)) * float((w_P * c.sampled_lipschitz_P).norm())
             )
             assert b.tightness == pytest.approx(abs(b.risk - b.sampled_loss) / b.gap)
-    # 1e-3 more than the prediction's own resolution: the collapse measures are those of the primitive
     moments = class_moments(s.z_NK, s.y_N, 3)
     prediction_N = (s.z_NK @ s.weight_CK.T + s.bias_C).argmax(1)
     assert audit.collapse == theory.collapse_measures(*moments, s.weight_CK, s.z_NK, prediction_N)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print("protoseam demo: --epochs must be at least 1, and no seed given twice", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    console = Console(highlight=False)
     console.print(
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )

@@ -92,6 +92,8 @@ class RunConfig:
         compile: compile the network with torch.compile on CUDA.
         graph: capture the whole training step in one CUDA graph.
         deterministic: bit-identical repeats, at some cost in speed.
+        on_nonfinite: what to do when a loss or gradient is not finite. stop: end the run at the last good state;
+            skip: leave that step out; rewind: go back an epoch and on with half the learning rate.
         checkpoint_every: epochs between checkpoints.
         eval_every: epochs between validation passes (the last epoch always has one).
         audit_every: epochs between theory audits on the validation data, and one after the last; 0: never.
@@ -114,6 +116,7 @@ class RunConfig:
     compile: bool = True
     graph: bool = True
     deterministic: bool = False
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
     checkpoint_every: int = 10
     eval_every: int = 1
     audit_every: int = 0

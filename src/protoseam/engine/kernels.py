@@ -13,20 +13,13 @@ _BLOCK = 2048
 
 @triton.jit
 def _sgd(
-    master,
-    velocity,
-    grad,
-    work,
-    lr_ptr,
-    scale,
-    n,
-    momentum,
-    decay,
-    SEPARATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    master, velocity, grad, work, lr_ptr, ok_ptr, scale, n, momentum, decay,
+    GUARDED: tl.constexpr, SEPARATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
+    if GUARDED:
+        mask = mask & (tl.load(ok_ptr) != 0)
     lr = tl.load(lr_ptr) * scale
     p = tl.load(master + at, mask=mask, other=0.0)
     v = tl.load(velocity + at, mask=mask, other=0.0)
@@ -45,14 +38,14 @@ def sgd_update(
     grad: Tensor,
     work: Tensor,
     lr: Tensor,
+    ok: Tensor | None,
     scale: float,
-    *,
     momentum: float,
     decay: float,
 ) -> None:
-    """g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv), and the working copy follows."""
+    """g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv), and the working copy follows; nothing if ``ok`` is 0."""
     n = master.numel()
     _sgd[(triton.cdiv(n, _BLOCK),)](
-        master, velocity, grad, work, lr, scale, n, momentum, decay,
-        SEPARATE=work is not master, BLOCK=_BLOCK, num_warps=8,
+        master, velocity, grad, work, lr, master if ok is None else ok, scale, n, momentum, decay,
+        GUARDED=ok is not None, SEPARATE=work is not master, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip

@@ -85,6 +85,7 @@ class Lifting(AbstractObjective):
     def __init__(self, net: ps.Lifted) -> None:
         super().__init__()
         self.net = net
+        net.check_finite = False  # the step looks at losses and gradients itself
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))

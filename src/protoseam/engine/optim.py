@@ -95,28 +95,38 @@ class FlatSGD:
         self.segments = [_Segment(params, *key) for key, params in buckets.items()]
         self.fused = _fused_update(self.segments[0].master.device)
 
-    @torch.no_grad()
     def step(self, lr: Tensor) -> None:
         """Nesterov update with the gradients in ``p.grad``, which are then released."""
+        self.gather()
+        self.apply(lr)
+
+    @torch.no_grad()
+    def gather(self) -> Tensor:
+        """Move the gradients out of ``p.grad``; returns their norm, which is not finite if one of them is not.
+
+        A parameter without a gradient counts as having a zero one: its weight decay goes on.
+        """
+        norms = []
         for s in self.segments:
-            grads = [
-                view if p.grad is None else p.grad for p, view in zip(s.params, s.grad_views, strict=True)
-            ]
-            torch._foreach_copy_(s.grad_views, grads)
-            for p in s.params:
+            grads = []
+            for p, view in zip(s.params, s.grad_views, strict=True):
+                grads.append(view.zero_() if p.grad is None else p.grad)
                 p.grad = None
+            torch._foreach_copy_(s.grad_views, grads)
+            norms.append(torch.linalg.vector_norm(s.grad, dtype=torch.float32))
+        return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+    @torch.no_grad()
+    def apply(self, lr: Tensor, ok: Tensor | None = None) -> None:
+        """Update with the gathered gradients, unless the device scalar ``ok`` is false."""
+        for s in self.segments:
             if self.fused is not None:
                 self.fused(
-                    s.master,
-                    s.momentum,
-                    s.grad,
-                    s.work,
-                    lr,
-                    s.scale,
-                    momentum=self.momentum,
-                    decay=s.weight_decay,
+                    s.master, s.momentum, s.grad, s.work, lr, ok, s.scale, self.momentum, s.weight_decay
                 )
                 continue
+            if ok is not None and not ok:  # without the fused kernel the host decides
+                return
             # g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv)   (torch.optim.SGD, nesterov=True)
             g = s.grad.float().add(s.master, alpha=s.weight_decay)
             s.momentum.mul_(self.momentum).add_(g)

@@ -22,14 +22,21 @@ from protoseam.engine.distributed import Processes, join
 from protoseam.engine.log import Progress
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundir import RunDirectory
-from protoseam.engine.trainer import Run, resolve_device
+from protoseam.engine.trainer import DivergedError, Run, resolve_device
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["Interrupted", "ResumeWarning", "resume", "train", "train_packed"]
+__all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "resume", "train", "train_packed"]
+
+
+_MOST_REWINDS = 5
 
 
 class Interrupted(ProtoSeamError):
     """Stopped by the user or by the time budget, with everything saved."""
+
+
+class DivergenceWarning(UserWarning):
+    """A run diverged and goes on from its last good epoch with a smaller step."""
 
 
 class ResumeWarning(UserWarning):
@@ -101,10 +108,20 @@ class _Session:
             datasets[key] = load(config.data, Path(config.data_root) if config.data_root else None)
         self.run = Run(config, datasets[key], processes)
         self.history: list[dict[str, Any]] = []
-        self.saved = 0
+        self.saved = self.rewinds = 0
         if resuming and exists:
             self._resume()
-        self.last_state = self.run.state()
+        self.states: list[dict[str, Any]] = []
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep the state after this epoch; several of them where a divergence is to be undone."""
+        several = self.config.on_nonfinite == "rewind"
+        self.states = [*self.states[-_MOST_REWINDS:], self.run.state()] if several else [self.run.state()]
+
+    @property
+    def last_state(self) -> dict[str, Any]:
+        return self.states[-1]
 
     def _resume(self) -> None:
         changes = self.directory.environment_changes()
@@ -127,12 +144,18 @@ class _Session:
         self.history.append(row)
         if self.writes:
             self.directory.append_metrics(row)
-        self.last_state = self.run.state()
+        self._remember()
         last = self.run.epoch == self.config.epochs
         if last or self.run.epoch % self.config.checkpoint_every == 0:
             self.save()
         if last:
             self._finish()
+
+    def forget(self, epoch: int) -> None:
+        """Epochs past this one are about to be run again."""
+        self.history = self.history[:epoch]
+        if self.writes:
+            self.directory.rewind_metrics(epoch)
 
     def save(self) -> int:
         """Write the state after the last whole epoch; returns that epoch."""
@@ -179,7 +202,11 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
             if budget_seconds is not None and begun - started + 2 * fastest > budget_seconds:
                 raise Interrupted(_save_all(active, f"the budget of {budget_seconds:.0f} s is spent"))
             try:
-                rows = run_epoch_together([s.run for s in active])
+                try:
+                    rows = run_epoch_together([s.run for s in active])
+                except DivergedError as divergence:
+                    _recover(active, divergence)
+                    continue
                 for session, row in zip(active, rows, strict=True):
                     session.record(row)
             except KeyboardInterrupt:
@@ -188,6 +215,35 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
             progress.epoch(rows[0])
             seconds = time.monotonic() - begun
             fastest = min(fastest or seconds, seconds)
+
+
+def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
+    """Back to the last whole epoch: with half the learning rate if the run is to rewind, else for good.
+
+    Packed runs share an epoch, so all of them repeat it; only the one that diverged is slowed down.
+    """
+    diverged = [s for s in sessions if int(s.run.step.bad)]
+    for session in diverged:
+        session.rewinds += 1
+        if session.config.on_nonfinite != "rewind" or session.rewinds > _MOST_REWINDS:
+            raise DivergedError(f"{divergence}\n{_save_all(sessions, 'stopped')}") from divergence
+    for session in sessions:
+        session.run.load_state(session.last_state)
+    for session in diverged:
+        # weights may have been on their way out for a while: each time go one epoch further back
+        back = min(session.rewinds, len(session.states)) - 1
+        del session.states[len(session.states) - back :]
+        scale = session.run.rate_scale
+        session.run.load_state(session.last_state)
+        session.run.slow_down(0.5 * scale / session.run.rate_scale)
+        session.last_state["rate_scale"] = session.run.rate_scale
+        session.forget(session.run.epoch)
+        warnings.warn(
+            f"{session.out.name}: {divergence}. Going back to epoch {session.run.epoch} with learning rates "
+            f"times {session.run.rate_scale:g}",
+            DivergenceWarning,
+            stacklevel=2,
+        )
 
 
 @contextmanager

@@ -46,13 +46,20 @@ class TrainStep:
         autocast: torch.dtype | None,
         generator: torch.Generator,
         graph: bool,
+        keep_going: bool = False,
     ) -> None:
+        """``keep_going``: a bad step is left out and the next one taken; else all updates stop at the first."""
         self.objective, self.optimizer, self.data = objective, optimizer, data
         device = data.device
         self.rates = rates.to(device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.offsets = torch.arange(data.local_batch, device=device)
         self.sums = torch.zeros(terms, dtype=torch.float32, device=device)
+        # steps whose loss or gradient was not finite, and the first of them (-1: none)
+        self.bad = torch.zeros(1, dtype=torch.int64, device=device)
+        self.first_bad = torch.full((1,), -1, dtype=torch.int64, device=device)
+        self.keep_going = keep_going
+        self.buffers = [b for b in objective.buffers() if b.is_floating_point()] if keep_going else []
         self.autocast, self.generator = autocast, generator
         self.use_graph = graph and device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -81,17 +88,37 @@ class TrainStep:
         self._graph = graph
         restore(before)
         self.counter.copy_(counter)
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
         self.sums.zero_()
+        self.bad.zero_()
+        self.first_bad.fill_(-1)
 
     def _body(self) -> None:
         # the batch's rows within the epoch's buffers
         rows = (self.counter % self.data.steps) * self.data.local_batch + self.offsets
         x, y = self.data.x.index_select(0, rows), self.data.y.index_select(0, rows)
         lr = self.rates.index_select(0, self.counter)
+        before = [b.clone() for b in self.buffers]
+        losses = self.losses(x, y)
+        losses[0].backward()
+        norm = self.optimizer.gather()
+        ok = torch.isfinite(norm + losses[0].detach()).reshape(1)
+        if not self.keep_going:
+            # once bad, nothing moves until the epoch's end: the network stays as the bad step found it
+            ok = ok & (self.bad == 0)
+        self.optimizer.apply(lr, ok)
+        if before:  # running statistics of a bad batch are as bad as its gradient
+            kept = [torch.where(ok[0], b, a) for a, b in zip(before, self.buffers, strict=True)]
+            torch._foreach_copy_(self.buffers, kept)
+        self.sums += torch.where(ok, losses.detach(), 0.0)
+        torch.where((self.bad == 0) & ~ok, self.counter, self.first_bad, out=self.first_bad)
+        self.bad += ~ok
+        self.counter += 1
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
         kind = self.data.device.type
         with torch.autocast(kind, self.autocast) if self.autocast else nullcontext():
-            losses = self.objective(x, y, self.generator)
-        losses[0].backward()
-        self.optimizer.step(lr)
-        self.sums += losses.detach()
-        self.counter += 1
+            losses: Tensor = self.objective(x, y, self.generator)
+        return losses

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +24,10 @@ from protoseam.engine.distributed import Processes
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.optim import FlatSGD
 from protoseam.engine.step import TrainStep, learning_rates
+from protoseam.errors import ProtoSeamError
 from protoseam.seam.passes import as_deployed
 
-__all__ = ["Run", "resolve_device"]
+__all__ = ["DivergedError", "Run", "resolve_device"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -35,6 +37,10 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name}, but this machine has no CUDA device: use device=cpu or auto")
     return device
+
+
+class DivergedError(ProtoSeamError, FloatingPointError):
+    """A loss or gradient was not finite; the update was not applied."""
 
 
 class Run:
@@ -88,37 +94,34 @@ class Run:
             autocast=torch.bfloat16 if bf16 and not fast else None,
             generator=self.generator,
             graph=config.graph and self.processes.world == 1,
+            keep_going=config.on_nonfinite == "skip",
         )
         self.epoch = 0
+        self.rate_scale = 1.0
         self.seconds = 0.0
-        self._started = False
 
     # ------------------------------------------------------------------ an epoch, in three parts
 
     def begin_epoch(self) -> None:
         """Prepare the epoch's images and ρ; before the first, FSInit and the capture of the step."""
         self._clock = time.perf_counter()
-        self._seed(self.epoch)
         self.data.load_epoch(self.epoch)
-        if not self._started:
-            self._start()
-        self.objective.begin_epoch(self.epoch, self.config.epochs, self.rates[self.epoch * self.data.steps])
-        self.objective.train()
-        self.step.sums.zero_()
-
-    def _start(self) -> None:
         if self.epoch == 0:
             self.objective.begin(self._sweep)
         self.objective.train()
-        self.step.capture(self._copied, self.load_state)
-        self._seed(self.epoch)
-        self._started = True
+        self.step.capture(self.state, self.load_state)
+        self._seed(self.epoch)  # warming up and capturing drew numbers
+        self.objective.begin_epoch(self.epoch, self.config.epochs, self.rates[self.epoch * self.data.steps])
+        self.step.begin_epoch()
 
     def end_epoch(self) -> dict[str, Any]:
         """Refresh Σ̂, validate, and return the epoch's metrics."""
         last = self.epoch + 1 == self.config.epochs
+        skipped = int(self.step.bad)
+        if skipped and not (self.step.keep_going and skipped < self.data.steps):
+            raise DivergedError(self._diagnosis())
         self.objective.end_epoch(self._sweep)
-        sums = self.processes.mean(self.step.sums / self.data.steps).tolist()
+        sums = self.processes.mean(self.step.sums / (self.data.steps - skipped)).tolist()
         terms = dict(zip(self.objective.terms, sums, strict=True))
         validate = last or (self.epoch + 1) % self.config.eval_every == 0
         accuracy = self.accuracy("validation") if validate else None
@@ -137,7 +140,36 @@ class Run:
             "seconds": seconds,
             "seam": self.objective.geometry(),
             **({} if audit is None else {"audit": audit}),
+            **({"skipped_steps": skipped} if skipped else {}),
         }
+
+    @torch.no_grad()
+    def _diagnosis(self) -> str:
+        """Step, term and class of the first loss or gradient that was not finite; the network is as it was then."""
+        step = int(self.step.first_bad)
+        rows = slice(
+            (step % self.data.steps) * self.data.local_batch,
+            (step % self.data.steps + 1) * self.data.local_batch,
+        )
+        x, y = self.data.x[rows], self.data.y[rows]
+        self.objective.train()
+        losses = self.step.losses(x, y).tolist()
+        named = zip(self.objective.terms, losses, strict=True)
+        terms = [name for name, value in named if not math.isfinite(value) and name != "total"]
+        what = f"the {' and '.join(terms) or 'total'} loss" if not math.isfinite(losses[0]) else "a gradient"
+        bad = ~torch.isfinite(self._cast(self.objective.logits, x)).all(1)
+        classes = sorted({self.data.classes[c] for c in y[bad].tolist()})
+        whose = f", with non-finite outputs for class {', '.join(classes[:8])}" if classes else ""
+        return (
+            f"step {step} (epoch {self.epoch + 1}) was not applied: {what} was not finite{whose}. Lower optim.lr, "
+            "let ρ grow more slowly (more epochs, a smaller lift.rho_max), or train with --on_nonfinite rewind"
+        )
+
+    def slow_down(self, factor: float = 0.5) -> None:
+        """Scale all remaining learning rates, after a divergence."""
+        self.rate_scale *= factor
+        self.step.rates.mul_(factor)
+        self.rates = [rate * factor for rate in self.rates]
 
     def run_epoch(self) -> dict[str, Any]:
         self.begin_epoch()
@@ -190,11 +222,9 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "counter": int(self.step.counter),
             "epoch": self.epoch,
+            "rate_scale": self.rate_scale,
             "seconds": self.seconds,
         }
-
-    def _copied(self) -> dict[str, Any]:
-        return self.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
@@ -203,6 +233,7 @@ class Run:
         self.optimizer.synchronise()
         self.step.counter.fill_(state["counter"])
         self.epoch, self.seconds = state["epoch"], state["seconds"]
+        self.slow_down(state["rate_scale"] / self.rate_scale)
 
     def _seed(self, epoch: int) -> None:
         """Samples and dropout of an epoch depend on (seed, epoch) alone, so a resumed run draws the same."""

@@ -1,0 +1,122 @@
+"""A loss or gradient that is not finite: the update is not applied, and the run stops, skips or rewinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protoseam.data.loading import load
+from protoseam.engine import checkpoint, session
+from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.trainer import DivergedError, Run
+from protoseam.seam.guards import SeamWarning
+
+SMALL = RunConfig(
+    data="digits",
+    model="mlp",
+    model_options={"hidden": [32]},
+    epochs=4,
+    augment="none",
+    optim=OptimConfig(lr=0.02, weight_decay=1e-3, warmup_epochs=1),
+    lift=LiftConfig(dim=6, rho_max=4.0),
+    device="cpu",
+    checkpoint_every=1,
+)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, epoch: int, step: int, label: int = 3) -> None:
+    """Make one class's images of one batch not finite, every time that epoch is loaded."""
+    original = Run.begin_epoch
+
+    def begin(self: Run) -> None:
+        original(self)
+        if self.epoch == epoch:
+            rows = slice(step * self.data.local_batch, (step + 1) * self.data.local_batch)
+            self.data.x[rows][self.data.y[rows] == label] = torch.nan
+
+    monkeypatch.setattr(Run, "begin_epoch", begin)
+
+
+@pytest.mark.parametrize("variant", ["baseline", "protoseam"])
+def test_the_update_is_not_applied_and_step_term_and_class_are_named(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(dataclasses.replace(SMALL, variant=variant), load("digits"))
+    run.run_epoch()
+    poison(monkeypatch, epoch=1, step=4)
+    run.begin_epoch()
+    for _ in range(4):
+        run.step.run()
+    before = {name: p.detach().clone() for name, p in run.objective.named_parameters()}
+    for _ in range(run.data.steps - 4):
+        run.step.run()
+    for name, p in run.objective.named_parameters():
+        assert torch.equal(p, before[name]), name
+    step = run.data.steps + 4
+    term = "total" if variant == "baseline" else "consensus"
+    with pytest.raises(DivergedError, match=rf"step {step} \(epoch 2\).*the {term} loss.*class 3\."):
+        run.end_epoch()
+
+
+def test_stop_keeps_the_last_good_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, epoch=2, step=0)
+    cfg = dataclasses.replace(SMALL, checkpoint_every=100)
+    with pytest.raises(DivergedError, match=r"(?s)epoch 3.*--resume .*saved after epoch 2"):
+        session.train(cfg, tmp_path / "run", quiet=True)
+    found = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    assert found[0] == 2
+    assert all(t.isfinite().all() for t in found[1]["objective"].values() if t.is_floating_point())
+
+
+def test_skip_leaves_the_bad_step_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, epoch=1, step=2)
+    for covariance in ("exact", "running"):
+        lift = dataclasses.replace(SMALL.lift, covariance=covariance)
+        run = Run(dataclasses.replace(SMALL, on_nonfinite="skip", lift=lift), load("digits"))
+        run.run_epoch()
+        run.begin_epoch()
+        for _ in range(run.data.steps):
+            run.step.run()
+        state = {k: v for k, v in run.objective.state_dict().items() if v.is_floating_point()}
+        assert all(v.isfinite().all() for v in state.values())
+        run.data.load_epoch(1)  # the refresh sweeps the same images; here they are whole again
+        row = run.end_epoch()
+        assert row["skipped_steps"] == 1
+        assert all(map(torch.isfinite, map(torch.tensor, row["loss"].values())))
+
+
+def test_rewind_recovers_from_an_abrupt_rho(tmp_path: Path) -> None:
+    """A rate that diverges once ρ has grown: halving it until it does not."""
+    cfg = dataclasses.replace(
+        SMALL,
+        epochs=6,
+        optim=OptimConfig(lr=0.8, warmup_epochs=0.0),
+        lift=LiftConfig(dim=6, rho_min=1.0, rho_max=64.0),
+        on_nonfinite="rewind",
+    )
+    with pytest.warns(SeamWarning, match="ρ jumps"), pytest.raises(DivergedError, match="not finite"):
+        session.train(dataclasses.replace(cfg, on_nonfinite="stop"), tmp_path / "stop", quiet=True)
+    with pytest.warns(Warning) as record:  # noqa: PT030
+        summary = session.train(cfg, tmp_path / "rewind", quiet=True)
+    said = " ".join(str(warning.message) for warning in record)
+    assert "learning rates times 0.5" in said
+    assert "Going back to epoch" in said
+    assert summary["epochs"] == 6
+    rows = [row["epoch"] for row in RunDirectory(tmp_path / "rewind").read_metrics()]
+    assert rows == [1, 2, 3, 4, 5, 6]
+    found = checkpoint.latest(tmp_path / "rewind" / "checkpoints")
+    assert found is not None
+    assert found[1]["rate_scale"] <= 0.5
+
+
+def test_rewinding_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, epoch=1, step=0)
+    cfg: Any = dataclasses.replace(SMALL, on_nonfinite="rewind")
+    with pytest.warns(session.DivergenceWarning), pytest.raises(DivergedError):
+        session.train(cfg, tmp_path / "run", quiet=True)
