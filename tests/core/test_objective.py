@@ -163,7 +163,7 @@ def test_a_thousand_prototypes_are_one_block(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "addmm", lambda *a, **o: (calls.append(1), addmm(*a, **o))[1])
     repulsion(torch.randn(1000, 2))
     assert len(calls) == 1
-    repulsion(torch.randn(2100, 1))
+    repulsion(torch.randn(1500, 1))
     assert len(calls) == 3
 
 

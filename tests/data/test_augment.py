@@ -422,7 +422,7 @@ def test_inductor_gives_the_same() -> None:
         torch.testing.assert_close(compiled(images, indices, **options), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_cuda_gives_the_same() -> None:
     images, indices = some_images(500), torch.arange(500)
     expected = augment(images, indices, **settings_for(3))

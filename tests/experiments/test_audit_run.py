@@ -119,7 +119,10 @@ def test_what_the_report_says(trained: Path) -> None:
     # Σ̃ = Σ_train + σ0²I: no augmentation, the exact estimator, all but the samples of the last partial batch
     assert report["mismatch"]["training_sampling_shift"] < 0.1 * report["mismatch"]["covariance"]
     assert report["spectra"]["sampled from"]["eigenvalues"][-1] >= 0.999 * report["floor"] ** 2
-    assert 0 < report["estimation"]["optimal_floor"] < 1
+    estimate = report["estimation"]
+    assert estimate["error_from_halves"] < estimate["error"]  # N1 was fitted to the training data
+    assert estimate["optimal_floor"] == pytest.approx(math.sqrt(estimate["error"] / (2 * math.sqrt(6))))
+    assert 0 < estimate["optimal_floor_from_halves"] < estimate["optimal_floor"]
 
 
 def test_metrics_hold_the_audits_that_were_due(trained: Path) -> None:
@@ -175,6 +178,7 @@ def test_a_run_that_is_not_finished_is_audited_at_its_checkpoint(tmp_path: Path)
     report = audit_run(whole, device="cpu", settings=QUICK)
     assert (report["epoch"], report["epochs"], report["history"]) == (4, 5, [])
     assert report["spectra"] == {}
+    json.dumps(report, allow_nan=False)  # what a quick audit does not know is null
 
 
 def test_what_cannot_be_audited_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

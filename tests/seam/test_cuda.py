@@ -10,7 +10,7 @@ from toys import batches, lifted, sgd, train
 
 import protoseam as ps
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.cuda
 
 ESTIMATORS: dict[str, Callable[[], ps.AbstractCovariance]] = {
     "exact": ps.ExactCovariance,
@@ -112,3 +112,18 @@ def test_divergence_is_noticed_at_the_epochs_end() -> None:
     net(x * torch.nan, y)
     with pytest.raises(ps.SeamError, match="the objective is not finite"):
         net.set_progress(1, 9)
+
+
+def test_embeddings_kept_on_the_host_give_the_same_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import nn
+
+    from protoseam.seam import passes
+
+    net = ps.lift(nn.Linear(6, 4), num_classes=4, dim=5, init="random").cuda()
+    data = [(torch.randn(40, 6), torch.arange(40) % 4) for _ in range(3)]
+    net.refresh(data)
+    expected = net.covariance.factors.clone()
+    monkeypatch.setattr(passes, "_DEVICE_BYTES", 1000)
+    net.initialize(data)
+    net.refresh(data)
+    torch.testing.assert_close(net.covariance.factors, expected)

@@ -359,3 +359,27 @@ def test_errors_can_be_caught_together() -> None:
     assert issubclass(ps.SeamError, RuntimeError)
     assert issubclass(ps.SeamWarning, UserWarning)
     assert step(lifted(), sgd(lifted()), X, Y).total.isfinite()
+
+
+def test_a_collapsed_network_is_named() -> None:
+    net = ps.lift(nn.Linear(4, 3), num_classes=3, dim=2, init="random")
+    with torch.no_grad():
+        net.n1.weight.zero_()
+    data = [(torch.randn(9, 4), torch.arange(9) % 3)]
+    with pytest.warns(ps.SeamWarning, match="all embeddings are equal"):
+        net.refresh(data)
+
+
+def test_a_head_that_reads_the_classifier_again_is_refused_in_words() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Conv1d(1, 3, 4)  # not a Linear, so the lift leaves it as it is
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.head(x) + self.other(x[:, None]).squeeze(2)) / 2
+
+    net = ps.lift(TwoHeads(), num_classes=3, dim=8, init="random")
+    with pytest.raises(ps.SeamError, match="two heads"):
+        net(torch.randn(5, 4), torch.arange(5) % 3)

@@ -170,6 +170,25 @@ def test_every_term_against_loops() -> None:
         assert float(c.sampled_error_P[i]) < 0.03
 
 
+def test_the_standard_error_is_the_deviation_from_audit_to_audit() -> None:
+    s = seam(1)
+    found = [s.audit(QUICK, generator=rng(i)).classes for i in range(200)]
+    value_AP, error_AP = (
+        torch.stack([getattr(c, name) for c in found]) for name in ("sampled_loss_P", "sampled_error_P")
+    )
+    ratio_P = error_AP.square().mean(0).sqrt() / value_AP.std(0)
+    assert ((ratio_P > 0.8) & (ratio_P < 1.25)).all()
+
+
+def test_a_standard_error_is_no_slack() -> None:
+    """A loss that is rarely large hides from 16 pairs: the mean is far off, its standard error does not say so."""
+    s = seam(7, dim=5, samples=90)
+    found, truth = s.audit(QUICK).classes, s.audit(dataclasses.replace(FULL, pairs=20_000)).classes
+    off_P = (found.sampled_loss_P - truth.sampled_loss_P).abs()
+    assert float((off_P / found.sampled_error_P).max()) > 10
+    assert (off_P < 4 * found.sampled_lipschitz_P).all()
+
+
 def test_totals_are_sums_over_classes_under_both_weightings() -> None:
     s = seam(2)
     audit = s.audit()
@@ -311,6 +330,7 @@ def test_the_quick_mode_agrees_with_the_full_one(dim: int) -> None:
     )  # standard errors are no measure of 16 rare losses
     assert ((a.sampled_loss_P - b.sampled_loss_P).abs() < 4 * slack_P).all()
     assert full.balanced.bound("coupling").gap == pytest.approx(quick.balanced.bound("coupling").gap)
+    torch.testing.assert_close(b.transport_P, b.coupling_P)  # all that is known without an assignment
     assert quick.balanced.bound("decomposition").gap >= full.balanced.bound("decomposition").gap
     flat = quick.flat()
     assert all(isinstance(value, float) and math.isfinite(value) for value in flat.values())
@@ -379,6 +399,14 @@ def test_a_class_without_held_out_samples_is_left_out() -> None:
         nearest = 0 if float((z - means[0]).norm()) < float((z - means[1]).norm()) else 2
         disagree += nearest != int(predicted)
     assert part.collapse.nc4 == pytest.approx(disagree / int(kept.sum()))
+
+
+def test_a_dead_network_has_bounds_but_no_collapse_measures() -> None:
+    s = seam(6)
+    audit = s.audit(z_NK=torch.ones_like(s.z_NK), settings=QUICK)
+    assert audit.balanced.all_hold
+    assert math.isnan(audit.collapse.nc1)
+    assert audit.flat().keys() & {"nc1", "nc4"} == set()
 
 
 def test_a_deeper_head() -> None:

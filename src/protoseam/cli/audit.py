@@ -237,11 +237,11 @@ def _print_spectrum(console: Console, report: dict[str, Any]) -> None:
         table.add_row(name, f"{s['trace']:.3g}", f"{s['effective_rank']:.1f}", *conditions, largest)
     console.print(table)
     estimate = report["estimation"]
-    if "optimal_floor" in estimate:
-        console.print(
-            f"‖Σ̂ − Σ‖ = {estimate['error']:.3g} held out, {estimate['error_from_halves']:.3g} from halves of the "
-            f"training data (σ0* = {estimate['optimal_floor']:.2g})"
-        )
+    console.print(
+        f"ε̄ = ‖Σ̂ − Σ‖ with held-out Σ: {_number(estimate['error'])}, so σ0* = {_number(estimate['optimal_floor'])}; "
+        f"from halves of the\ntraining data {_number(estimate.get('error_from_halves'))}, "
+        f"so σ0* = {_number(estimate.get('optimal_floor_from_halves'))}"
+    )
     console.print()
 
 

@@ -38,8 +38,8 @@ Structure = Literal["full", "diagonal", "shared"]
 # Sums a tensor in place over all processes; None when there is only one.
 Reduce = Callable[[Tensor], None]
 
-# Doubles in one block of K×K matrices: 8 Mi are 64 MiB.
-_BLOCK_ELEMENTS = 2**23
+# Doubles in one block of K×K matrices: 2 Mi are 16 MiB, a handful of which are alive at once.
+_BLOCK_ELEMENTS = 2**21
 # σ0* of the bound is 0 under full collapse, where every estimate is exact; Σ̃ must stay positive definite.
 MIN_AUTO_FLOOR = 1e-3
 
@@ -184,29 +184,34 @@ def class_factors(
 ) -> ClassFactors:
     """From embeddings to factors, a block of classes at a time.
 
-    Never holds all covariances: beside the result (``out``, float32 by default) there is one block of
-    64 MiB. ``floor="auto"`` takes σ0* of the bound, with ε̄ from split halves (one more sweep).
+    Never holds all covariances: beside the result (``out``, float32 by default) there are a few blocks of
+    16 MiB. The embeddings may lie on another device than ``out`` (on the host, if there are many): they are
+    moved a block at a time. ``floor="auto"`` takes σ0* of the bound, with ε̄ from split halves (one more sweep).
     """
     K = z_NK.shape[1]
     out = (
         z_NK.new_empty(scatter_shape(num_classes, K, structure), dtype=torch.float32) if out is None else out
     )
     blocks = list(_blocks(y_N, num_classes, K, structure))
+
+    def moved(rows: Tensor, lo: int) -> tuple[Tensor, Tensor]:
+        return z_NK[rows].to(out.device), (y_N[rows] - lo).to(out.device)
+
     if floor == "auto":
-        error = z_NK.new_zeros((), dtype=torch.float64)
+        error = torch.zeros((), dtype=torch.float64, device=out.device)
         for lo, hi, rows in blocks:
             covariances = [
-                class_moments(z_NK[half], y_N[half] - lo, hi - lo, structure=structure, reduce=reduce)[2]
+                class_moments(*moved(half, lo), hi - lo, structure=structure, reduce=reduce)[2]
                 for half in (rows[0::2], rows[1::2])
             ]
             error += split_half_error(*covariances) * (hi - lo) / num_classes
         sigma0 = optimal_floor(error, K)
     else:
-        sigma0 = torch.tensor(floor, dtype=torch.float64, device=z_NK.device)
+        sigma0 = torch.tensor(floor, dtype=torch.float64, device=out.device)
     counts, means, used = [], [], []
     for lo, hi, rows in blocks:
         count_c, mean_cK, covariance = class_moments(
-            z_NK[rows], y_N[rows] - lo, hi - lo, structure=structure, reduce=reduce
+            *moved(rows, lo), hi - lo, structure=structure, reduce=reduce
         )
         factors, used_c = factorize(covariance, sigma0)
         out[lo:hi] = factors

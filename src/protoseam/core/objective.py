@@ -44,8 +44,8 @@ def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: p
     return _Repulsion.apply(prototypes_CK, alpha)
 
 
-# Elements of one block of the distance matrix: 4 Mi doubles are 32 MiB, a handful of which are alive at once.
-_BLOCK_ELEMENTS = 2**22
+# Elements of one block of the distance matrix: 2 Mi doubles are 16 MiB, a handful of which are alive at once.
+_BLOCK_ELEMENTS = 2**21
 # Squared distances below this share of the squared norms are rounding noise of float32 prototypes.
 _COINCIDENT = 1e-13
 

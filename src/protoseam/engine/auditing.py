@@ -50,5 +50,5 @@ def quick_audit(run: Run) -> dict[str, float] | None:
             settings=QUICK,
         ).flat()
     except ValueError as error:  # a look at the run must not end it
-        warnings.warn(f"no audit of epoch {run.epoch + 1}: {error}", AuditWarning, stacklevel=2)
+        warnings.warn(f"no audit of epoch {run.epoch + 1}: {error}", AuditWarning, stacklevel=3)
         return None

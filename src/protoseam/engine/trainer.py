@@ -197,7 +197,7 @@ class Run:
             if self.config.lift.clean_pass:
                 pairs = [(self._cast(embed, x).float(), y) for x, y in self.data.clean()]
                 return torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs])
-            rows = torch.split(self.data.x, 2048)
+            rows = torch.split(self.data.x, 4096)
             return torch.cat([self._cast(embed, x).float() for x in rows]), self.data.y
 
     def _cast(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from protoseam.theory import (
     TrainingSide,
     audit_seam,
     audited_head,
-    collapse_measures,
+    collapse_if_defined,
     epsilon_from_halves,
     error_probability_bound,
     optimal_floor,
@@ -79,7 +79,7 @@ def audit_run(
         )
         prediction_N = head.deployed(*seen, slopes=False)[1]
         weight_CK = None if head.weight_CK is None else head.weight_CK.to(seen[0].device)
-        collapse = collapse_measures(*training, weight_CK, seen[0], prediction_N)
+        collapse = collapse_if_defined(*training, weight_CK, seen[0], prediction_N)
     except ValueError as error:
         raise ConfigError(f"{path}, epoch {epoch}: {error}") from error
     report = {
@@ -181,7 +181,7 @@ def _report(audit: Audit, names: tuple[str, ...]) -> dict[str, Any]:
             "floor_bias": float(classes.floor_bias_P.mean()),
             **({} if audit.training is None else _means(audit.training)),
         },
-        "estimation": {"error": float(classes.estimation_error_P.mean())},
+        "estimation": _estimation(float(classes.estimation_error_P.mean()), audit.dim),
         "smoothing": dataclasses.asdict(audit.smoothing),
         "collapse": {"held_out": dataclasses.asdict(audit.collapse)},
         "spectra": {name: _spectrum(s) for name, s in audit.spectra.items()},
@@ -255,6 +255,11 @@ def _spectrum(spectrum: Spectrum) -> dict[str, Any]:
     return {"eigenvalues": found.pop("eigenvalue_K").tolist(), **found}
 
 
+def _estimation(error: float, dim: int) -> dict[str, float]:
+    """ε̄ = mean ‖Σ̂_i − Σ_i‖_F with the held-out Σ_i, and σ0* for it."""
+    return {"error": error, "optimal_floor": math.nan if math.isnan(error) else optimal_floor(error, dim)}
+
+
 def _halves(z_NK: Tensor, y_N: Tensor, num_classes: int) -> dict[str, float]:
     """ε̄ of the training covariances from two halves, and the σ0* it gives; nothing where a class has one sample."""
     order_N = y_N.argsort(stable=True)
@@ -263,7 +268,7 @@ def _halves(z_NK: Tensor, y_N: Tensor, num_classes: int) -> dict[str, float]:
     if bool((torch.minimum(*counts) < 1).any()):
         return {}
     error = float(epsilon_from_halves(halves[0][2], halves[1][2], counts).mean())
-    return {"error_from_halves": error, "optimal_floor": optimal_floor(error, z_NK.shape[1])}
+    return {"error_from_halves": error, "optimal_floor_from_halves": optimal_floor(error, z_NK.shape[1])}
 
 
 def _plain(value: Any) -> Any:

@@ -28,6 +28,7 @@ from protoseam.core.covariance import (
     scatter_shape,
     split_half_error,
 )
+from protoseam.seam.processes import world_size
 
 __all__ = [
     "AbstractCovariance",
@@ -174,10 +175,9 @@ class RunningCovariance(AbstractCovariance):
         return Moments(*(getattr(self, f"{name}_{half}") for name in Moments._fields))
 
     def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
-        windows = {
-            "window": self.effective_window / self.halves,
-            "mean_window": self.mean_window / self.halves,
-        }
+        # a window is shared by the halves, and by the processes whose moments are merged
+        parts = self.halves * world_size()
+        windows = {"window": self.effective_window / parts, "mean_window": self.mean_window / parts}
         if self.halves == 1:
             merge_batch_(self._moments(0), z_BK, y_B, **windows)
             return

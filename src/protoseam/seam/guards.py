@@ -22,6 +22,7 @@ __all__ = [
     "check_terms",
     "name_some",
     "report_floors",
+    "warn_collapse",
     "warn_counts",
 ]
 
@@ -68,13 +69,25 @@ def check_terms(terms: dict[str, Tensor], z_BK: Tensor, y_B: Tensor) -> None:
 
 
 def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
-    bad_N = ~z_NK.isfinite().all(1)
+    # a sum shows any NaN or infinity among its terms, and needs no mask as large as the embeddings
+    bad_N = ~z_NK.sum(1, dtype=torch.float64).isfinite()
     if bool(bad_N.any()):
         classes = y_N[bad_N].unique().tolist()
         raise SeamError(
             f"N1 returned non-finite embeddings in {where}: {int(bad_N.sum())} of {len(z_NK)} samples, "
             f"class {name_some(classes)}. The consensus curvature grows with lr·ρ·‖features‖²: lower the learning "
             "rate, clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max)"
+        )
+
+
+def warn_collapse(z_NK: Tensor) -> None:
+    """All embeddings equal: every class sits on one point, and no head can tell them apart."""
+    if len(z_NK) > 1 and bool((z_NK == z_NK[0]).all()):
+        warnings.warn(
+            "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). "
+            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max",
+            SeamWarning,
+            stacklevel=3,
         )
 
 

@@ -30,6 +30,7 @@ from protoseam.seam.guards import (
     check_labels,
     check_terms,
     report_floors,
+    warn_collapse,
     warn_counts,
 )
 from protoseam.seam.passes import collect_embeddings
@@ -291,6 +292,7 @@ class Lifted(nn.Module):
         z_NK, y_N = embeddings
         check_labels(y_N, self.num_classes)
         check_embeddings(z_NK, y_N, what)
+        warn_collapse(z_NK)
         return z_NK, y_N
 
     def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
@@ -342,6 +344,12 @@ class Lifted(nn.Module):
         handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
         try:
             z = self.n1(x)
+        except RuntimeError as error:
+            raise SeamError(
+                f"{type(self.n1).__name__} fails once its layer {self.seam_layer!r} is {self.dim} wide ({error}): its "
+                "forward uses that layer's output further, as models with two heads do. Cut elsewhere: "
+                "ps.lift((n1, n2), …)"
+            ) from error
         finally:
             handle.remove()
         if len(seen) != 1 or not isinstance(z, Tensor) or (z is not seen[0] and not torch.equal(z, seen[0])):

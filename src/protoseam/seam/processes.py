@@ -20,7 +20,12 @@ def all_reduce() -> Callable[[Tensor], None] | None:
         return None
 
     def add(t: Tensor) -> None:
-        dist.all_reduce(t)
+        if t.device.type == "cpu" and dist.get_backend() == "nccl":  # which knows device tensors only
+            there = t.cuda()
+            dist.all_reduce(there)
+            t.copy_(there)
+        else:
+            dist.all_reduce(t)
 
     return add
 

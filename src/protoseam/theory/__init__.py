@@ -1,7 +1,15 @@
 """The appendix as functions: what each term of the bounds is, for your own network. See docs/theory.md."""
 
 from protoseam.theory import toy
-from protoseam.theory.audit import FULL, QUICK, Audit, AuditSettings, ClassMoments, audit_seam
+from protoseam.theory.audit import (
+    FULL,
+    QUICK,
+    Audit,
+    AuditSettings,
+    ClassMoments,
+    audit_seam,
+    collapse_if_defined,
+)
 from protoseam.theory.audit_head import AuditedHead, audited_head, linear_head, sampling_covariance
 from protoseam.theory.audit_terms import CONFIDENCE, Bound, SeamClasses, Smoothing, Totals, TrainingSide
 from protoseam.theory.bounds import (
@@ -84,6 +92,7 @@ __all__ = [
     "audited_head",
     "bures",
     "class_lipschitz",
+    "collapse_if_defined",
     "collapse_measures",
     "controlled_bound",
     "controlled_bound_full",

@@ -15,7 +15,7 @@ decompositions are faster than on an accelerator, and where the draws are the sa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -38,7 +38,7 @@ from protoseam.theory.bures import bures
 from protoseam.theory.collapse import Collapse, collapse_measures
 from protoseam.theory.spectrum import Spectrum, covariance_spectrum
 
-__all__ = ["FULL", "QUICK", "Audit", "AuditSettings", "ClassMoments", "audit_seam"]
+__all__ = ["FULL", "QUICK", "Audit", "AuditSettings", "ClassMoments", "audit_seam", "collapse_if_defined"]
 
 
 class ClassMoments(NamedTuple):
@@ -91,6 +91,7 @@ class Audit:
             "tightness": bound.tightness,
             "coupling_bound": total.bound("coupling").value,
             "consensus": self.consensus,
+            "lipschitz": float(self.classes.lipschitz_P.mean()),
             "smoothing_gap": self.smoothing.gap,
             "curvature": self.smoothing.curvature,
             **{name: getattr(self.collapse, name) for name in _LOGGED},
@@ -132,7 +133,7 @@ def audit_seam(
     loss_N, prediction_N, slope_N = head.deployed(z_NK, y_N, slopes=settings.details)
     count_P, mean_PK, covariance_PKK = class_moments(z_NK, label_N, len(index_P))
     rows_PK = None if head.weight_CK is None else head.weight_CK.to(mean_PK)[index_P]
-    collapse = collapse_measures(count_P, mean_PK, covariance_PKK, rows_PK, z_NK, place_C[prediction_N])
+    collapse = collapse_if_defined(count_P, mean_PK, covariance_PKK, rows_PK, z_NK, place_C[prediction_N])
 
     index_P, label_N, count_P = index_P.cpu(), label_N.cpu(), count_P.cpu()
     held_out = ClassMoments(count_P, mean_PK.cpu(), covariance_PKK.cpu())
@@ -226,6 +227,21 @@ def audit_seam(
         dim=K,
         num_classes=C,
     )
+
+
+def collapse_if_defined(
+    count_C: Tensor,
+    mean_CK: Tensor,
+    covariance_CKK: Tensor,
+    weight_CK: Tensor | None,
+    z_NK: Tensor,
+    prediction_N: Tensor,
+) -> Collapse:
+    """:func:`collapse_measures`, or NaN throughout for a network that gives every class the same mean."""
+    try:
+        return collapse_measures(count_C, mean_CK, covariance_CKK, weight_CK, z_NK, prediction_N)
+    except ValueError:  # a dead network has risks and bounds all the same
+        return Collapse(**{field.name: math.nan for field in fields(Collapse)})
 
 
 def _check(z_NK: Tensor, y_N: Tensor, C: int, K: int, generator: torch.Generator) -> None:

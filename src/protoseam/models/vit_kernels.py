@@ -1,0 +1,246 @@
+"""A transformer block's pieces between its plain matrix products: Triton kernels for bf16 tokens.
+
+Separate layers read and write every activation several times, and attention over 64 tokens is too short for the
+general kernels; here scores stay on the chip, a residual sum and the LayerNorm after it finish the matrix product
+before them, and all bias and norm gradients are sums over rows, taken in passing and added up in a fixed order.
+
+Legend: T = batch·L token rows, L tokens an image, D their width, A heads of width E, F the MLP's hidden width.
+`part` (rows, width) holds partial sums a program; `slot` is the first column of a kernel's own.
+"""
+# mypy: ignore-errors
+# The bodies below are Triton's language, compiled when first launched.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def linear_add_norm(
+    a_desc, w_desc, bias, x, gamma, beta, total, out, eps,
+    K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows.
+
+    a (T, K) and w (D, K) come as descriptors, which read zeros past K. XROWS > 0: x has that many rows and
+    repeats, as learned positions do.
+    """
+    first = tl.program_id(0) * BM
+    acc = tl.zeros((BM, D), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a_desc.load([first, k]), w_desc.load([0, k]).T, acc)
+    rows = first + tl.arange(0, BM)
+    cols = tl.arange(0, D)
+    at = rows[:, None] * D + cols[None, :]
+    if XROWS > 0:
+        acc += tl.load(x + (rows % XROWS)[:, None] * D + cols[None, :]).to(tl.float32)
+    else:
+        acc += tl.load(x + at).to(tl.float32)
+    rounded = (acc + tl.load(bias + cols).to(tl.float32)[None, :]).to(tl.bfloat16)
+    tl.store(total + at, rounded)
+    v = rounded.to(tl.float32)
+    c = v - (tl.sum(v, 1) / D)[:, None]
+    n = c * (1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps))[:, None]
+    gv = tl.load(gamma + cols).to(tl.float32)
+    bv = tl.load(beta + cols).to(tl.float32)
+    if POOL:
+        tl.store(out + tl.program_id(0) * D + cols, (tl.sum(n, 0) / BM * gv + bv).to(tl.bfloat16))
+    else:
+        tl.store(out + at, (n * gv[None, :] + bv[None, :]).to(tl.bfloat16))
+
+
+@triton.jit
+def norm_backward(
+    dn, dres, x, gamma, dx, part, eps, slot, width, POOLED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
+):
+    """dx = dres + LayerNorm'(dn), and its sums over BM rows for dγ, dβ and the bias before the norm.
+
+    POOLED > 0: dn is the gradient of the mean over that many rows, and there is no dres.
+    """
+    pid = tl.program_id(0)
+    cols = tl.arange(0, D)
+    rows = pid * BM + tl.arange(0, BM)
+    at = rows[:, None] * D + cols[None, :]
+    v = tl.load(x + at).to(tl.float32)
+    if POOLED > 0:
+        d = tl.load(dn + (rows // POOLED)[:, None] * D + cols[None, :]).to(tl.float32) * (1.0 / POOLED)
+    else:
+        d = tl.load(dn + at).to(tl.float32)
+    c = v - (tl.sum(v, 1) / D)[:, None]
+    rstd = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps)
+    n = c * rstd[:, None]
+    w = d * tl.load(gamma + cols).to(tl.float32)[None, :]
+    r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * rstd[:, None]
+    if POOLED == 0:
+        r += tl.load(dres + at).to(tl.float32)
+    rounded = r.to(tl.bfloat16)
+    tl.store(dx + at, rounded)
+    base = part + pid * width + slot + cols
+    tl.store(base, tl.sum(d * n, 0))
+    tl.store(base + D, tl.sum(d, 0))
+    tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
+
+
+@triton.jit
+def _normal_tail(v):
+    """(1 − Φ(|v|), exp(−v²/2)); Abramowitz and Stegun 7.1.26, off by at most 1e-7."""
+    z = tl.abs(v) * 0.7071067811865476
+    t = 1.0 / (1.0 + 0.3275911 * z)
+    e = tl.exp(-z * z)
+    p = ((((1.061405429 * t - 1.453152027) * t) + 1.421413741) * t - 0.284496736) * t + 0.254829592
+    return 0.5 * p * t * e, e
+
+
+@triton.jit
+def gelu(h, out, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(h + at).to(tl.float32)
+    tail, _ = _normal_tail(v)
+    tl.store(out + at, (v * tl.where(v >= 0.0, 1.0 - tail, tail)).to(tl.bfloat16))
+
+
+@triton.jit
+def gelu_backward(
+    da, h, dh, part, slot, width, F: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """dh = da·(Φ(h) + h·φ(h)), and its sums over BM rows."""
+    pid = tl.program_id(0)
+    cols = tl.program_id(1) * BC + tl.arange(0, BC)
+    at = (pid * BM + tl.arange(0, BM))[:, None] * F + cols[None, :]
+    v = tl.load(h + at).to(tl.float32)
+    tail, e = _normal_tail(v)
+    slope = tl.where(v >= 0.0, 1.0 - tail, tail) + v * e * 0.3989422804014327
+    d = (tl.load(da + at).to(tl.float32) * slope).to(tl.bfloat16)
+    tl.store(dh + at, d)
+    tl.store(part + pid * width + slot + cols, tl.sum(d.to(tl.float32), 0))
+
+
+@triton.jit
+def attention(qkv, out, scale, L: tl.constexpr, A: tl.constexpr, E: tl.constexpr):
+    """One image and head a program: qkv (B, L, 3, A, E), out (B, L, A, E)."""
+    b = tl.program_id(0) // A
+    head = tl.program_id(0) % A
+    D = A * E
+    r = tl.arange(0, L)
+    e = tl.arange(0, E)
+    at = b * L * 3 * D + r[:, None] * (3 * D) + head * E + e[None, :]
+    q = tl.load(qkv + at)
+    k = tl.load(qkv + at + D)
+    v = tl.load(qkv + at + 2 * D)
+    s = tl.dot(q, tl.trans(k)) * scale
+    p = tl.exp(s - tl.max(s, 1)[:, None])
+    o = tl.dot(p.to(tl.bfloat16), v) / tl.sum(p, 1)[:, None]
+    tl.store(out + b * L * D + r[:, None] * D + head * E + e[None, :], o.to(tl.bfloat16))
+
+
+@triton.jit
+def attention_backward(
+    qkv, do, dqkv, part, scale, slot, width, L: tl.constexpr, A: tl.constexpr, E: tl.constexpr
+):
+    """The scores again, then dq, dk and dv and their sums over the image's tokens."""
+    b = tl.program_id(0) // A
+    head = tl.program_id(0) % A
+    D = A * E
+    r = tl.arange(0, L)
+    e = tl.arange(0, E)
+    at = b * L * 3 * D + r[:, None] * (3 * D) + head * E + e[None, :]
+    q = tl.load(qkv + at)
+    k = tl.load(qkv + at + D)
+    v = tl.load(qkv + at + 2 * D)
+    g = tl.load(do + b * L * D + r[:, None] * D + head * E + e[None, :])
+    s = tl.dot(q, tl.trans(k)) * scale
+    p = tl.exp(s - tl.max(s, 1)[:, None])
+    p = p / tl.sum(p, 1)[:, None]
+    dv = tl.dot(tl.trans(p.to(tl.bfloat16)), g)
+    dp = tl.dot(g, tl.trans(v))
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(tl.bfloat16)
+    dq = tl.dot(ds, k)
+    dk = tl.dot(tl.trans(ds), q)
+    tl.store(dqkv + at, dq.to(tl.bfloat16))
+    tl.store(dqkv + at + D, dk.to(tl.bfloat16))
+    tl.store(dqkv + at + 2 * D, dv.to(tl.bfloat16))
+    base = part + b * width + slot + head * E + e
+    tl.store(base, tl.sum(dq, 0))
+    tl.store(base + D, tl.sum(dk, 0))
+    tl.store(base + 2 * D, tl.sum(dv, 0))
+
+
+@triton.jit
+def weight_gradients(
+    d0, x0, d1, x1, d2, x2, d3, x3, part, T, steps, total,
+    O0: tl.constexpr, I0: tl.constexpr, O1: tl.constexpr, I1: tl.constexpr,
+    O2: tl.constexpr, I2: tl.constexpr, O3: tl.constexpr, I3: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """part[s] = slice s, `steps` tiles of rows long, of the four products dᵀ·x: d (T, O), x (T, I), end to end.
+
+    Alone none of the four has tiles enough to fill the device.
+    """
+    n0: tl.constexpr = (O0 // BM) * (I0 // BN)
+    n1: tl.constexpr = n0 + (O1 // BM) * (I1 // BN)
+    n2: tl.constexpr = n1 + (O2 // BM) * (I2 // BN)
+    n3: tl.constexpr = n2 + (O3 // BM) * (I3 // BN)
+    t = tl.program_id(0) % n3
+    s = tl.program_id(0) // n3
+    d = d0
+    x = x0
+    outs = O0
+    ins = I0
+    base = 0
+    tile = t
+    if t >= n2:
+        d = d3
+        x = x3
+        outs = O3
+        ins = I3
+        base = O0 * I0 + O1 * I1 + O2 * I2
+        tile = t - n2
+    elif t >= n1:
+        d = d2
+        x = x2
+        outs = O2
+        ins = I2
+        base = O0 * I0 + O1 * I1
+        tile = t - n1
+    elif t >= n0:
+        d = d1
+        x = x1
+        outs = O1
+        ins = I1
+        base = O0 * I0
+        tile = t - n0
+    oc = (tile // (ins // BN)) * BM + tl.arange(0, BM)
+    ic = (tile % (ins // BN)) * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for i in range(s * steps, tl.minimum((s + 1) * steps, T // BK)):
+        r = i * BK + rk
+        dt = tl.load(d + r[:, None] * outs + oc[None, :])
+        xt = tl.load(x + r[:, None] * ins + ic[None, :])
+        acc = tl.dot(tl.trans(dt), xt, acc)
+    tl.store(part + s * total + base + oc[:, None] * ins + ic[None, :], acc)
+
+
+@triton.jit
+def add_slices(part, out, total, SLICES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.load(part + at)
+    for s in tl.static_range(1, SLICES):
+        acc += tl.load(part + s * total + at)
+    tl.store(out + at, acc.to(tl.bfloat16))
+
+
+@triton.jit
+def column_sums(part, out, rows, few, split, width, BP: tl.constexpr, BC: tl.constexpr):
+    """out[z] = Σ over the rows of part[z] (rows, width); columns from `split` on have only `few` rows."""
+    z = tl.program_id(1).to(tl.int64)
+    part += z * rows * width
+    cols = tl.program_id(0) * BC + tl.arange(0, BC)
+    n = tl.where(cols >= split, few, rows)
+    acc = tl.zeros((BP, BC), tl.float32)
+    for i in range(0, rows, BP):
+        r = i + tl.arange(0, BP)
+        ok = (r[:, None] < n[None, :]) & (cols < width)[None, :]
+        acc += tl.load(part + r[:, None] * width + cols[None, :], mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + z * width + cols, tl.sum(acc, 0).to(tl.bfloat16), mask=cols < width)
