@@ -12,6 +12,7 @@ VERBS = {
     "eval": "evaluate a run's deployed network",
     "audit": "check the theory's bounds on a run, term by term",
     "data": "list, download and verify data sets",
+    "reproduce": "the paper's runs and their table",
     "toy": "the paper's one-dimensional model, against its closed forms",
 }
 
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 def _help() -> None:
     print("usage: protoseam VERB [options]\n\nTrain classifiers lifted at one seam.\n\nverbs:")
     for verb, what in VERBS.items():
-        print(f"  {verb:<7}{what}")
+        print(f"  {verb:<11}{what}")
     print("\nprotoseam VERB --help says more of each.")
 
 

@@ -1,7 +1,7 @@
 """A study: many runs, one small JSON file each, in a directory that can be stopped, copied and merged.
 
 ``DIR/NAME.json`` is a finished run (config, metrics of every epoch, accuracies, environment, seconds);
-``DIR/work/NAME/`` is one under way. Started again, a study skips what is done and picks up what was cut off.
+``DIR/unfinished/NAME/`` is one under way. Started again, a study skips what is done and picks up what was cut off.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def run_study(
     folder.mkdir(parents=True, exist_ok=True)
     missing = [(name, config) for name, config in plan if not done(folder, name)]
     # runs cut off earlier come first: their checkpoints are half the work
-    missing.sort(key=lambda item: not (folder / "work" / item[0]).exists())
+    missing.sort(key=lambda item: not (folder / "unfinished" / item[0]).exists())
     for lo in range(0, len(missing), pack):
         group = missing[lo : lo + pack]
         left = None if budget_seconds is None else budget_seconds - (time.monotonic() - started)
         if left is not None and left <= 0:
             return False
-        runs = [(config, folder / "work" / name) for name, config in group]
+        runs = [(config, folder / "unfinished" / name) for name, config in group]
         try:
             train_packed(runs, quiet=quiet, budget_seconds=left, resuming=True)
         except Interrupted as stop:
@@ -60,7 +60,7 @@ def run_study(
 
 def _collect(folder: Path, name: str) -> None:
     """Turn a finished run directory into its one file."""
-    work = folder / "work" / name
+    work = folder / "unfinished" / name
     directory = RunDirectory(work)
     summary = directory.read_summary()
     assert summary is not None
@@ -70,8 +70,8 @@ def _collect(folder: Path, name: str) -> None:
     row = {"name": name, **summary, "environment": environment, "metrics": directory.read_metrics()}
     write_json(folder / f"{name}.json", row)
     shutil.rmtree(work)
-    if not any((folder / "work").iterdir()):
-        (folder / "work").rmdir()
+    if not any((folder / "unfinished").iterdir()):
+        (folder / "unfinished").rmdir()
 
 
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,8 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
 
 def warn_collapse(z_NK: Tensor) -> None:
     """All embeddings equal: every class sits on one point, and no head can tell them apart."""
-    if len(z_NK) > 1 and bool((z_NK == z_NK[0]).all()):
+    low_K, high_K = torch.aminmax(z_NK, dim=0)
+    if len(z_NK) > 1 and torch.equal(low_K, high_K):
         warnings.warn(
             "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). "
             "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max",

@@ -164,6 +164,7 @@ def audit_seam(
         s_CK, sampling_PKK, index_P, sigma0, details=settings.details
     )
     shift_P = (held_out.mean_CK - s_CK[index_P]).norm(dim=1)
+    unknown_P = torch.full_like(shift_P, math.nan)
     lipschitz_P = head.lipschitz_C.expand(C)[index_P]
     top_P = sampling_PKK.abs().sum(-1).amax(-1)  # ≥ λ_max(Σ̃_i), by Gershgorin
     if settings.details:
@@ -173,7 +174,7 @@ def audit_seam(
         top_P = torch.linalg.eigvalsh(sampling_PKK)[:, -1]
     else:
         mismatch_P = quick_bures(covariance_PKK, root_PKK)
-        bias_P = error_P = torch.full_like(shift_P, math.nan)
+        bias_P = error_P = unknown_P
     classes = SeamClasses(
         index_P=index_P,
         count_P=count_P,
@@ -183,7 +184,7 @@ def audit_seam(
         sampled_error_P=error_C[index_P],
         sampled_lipschitz_P=lipschitz_P * (top_P / settings.pairs).sqrt(),
         lipschitz_P=lipschitz_P,
-        slope_P=per_class(slope_N),
+        slope_P=unknown_P if slope_N is None else per_class(slope_N),
         non_gaussianity_P=upper_P,
         non_gaussianity_lower_P=lower_P,
         non_gaussianity_null_P=null_P,
@@ -252,10 +253,9 @@ def _check(z_NK: Tensor, y_N: Tensor, C: int, K: int, generator: torch.Generator
         )
     if not len(y_N):
         raise ValueError("audit_seam: there is no held-out sample to audit")
-    if int(y_N.min()) < 0 or int(y_N.max()) >= C:
-        raise ValueError(
-            f"audit_seam: labels run from {int(y_N.min())} to {int(y_N.max())}, the classes from 0 to {C - 1}"
-        )
+    low, high = map(int, y_N.aminmax())
+    if low < 0 or high >= C:
+        raise ValueError(f"audit_seam: labels run from {low} to {high}, the classes from 0 to {C - 1}")
     if not bool(z_NK.isfinite().all()):
         raise ValueError("audit_seam: an embedding holds NaN or infinity; audit an earlier checkpoint")
     if generator.device.type != "cpu":

@@ -40,8 +40,8 @@ class AuditedHead:
     weight_CK: Tensor | None = None  # of a Linear head
     bias_C: Tensor | None = None
 
-    def deployed(self, z_NK: Tensor, y_N: Tensor, *, slopes: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, prediction and ‖∇ℓ_y(z)‖ of each embedding; NaN for slopes not asked for or not known."""
+    def deployed(self, z_NK: Tensor, y_N: Tensor, *, slopes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Loss, prediction and ‖∇ℓ_y(z)‖ of each embedding; no slopes if not asked for or not known."""
         losses, predictions, steepness = [], [], []
         for z_BK, y_B in zip(z_NK.split(_BLOCK_ROWS), y_N.split(_BLOCK_ROWS), strict=True):
             logits_BC = self.logits(z_BK.detach().double())
@@ -51,9 +51,7 @@ class AuditedHead:
                 p_BC = logits_BC.softmax(1)
                 p_BC[torch.arange(len(y_B), device=p_BC.device), y_B] -= 1
                 steepness.append((p_BC @ self.weight_CK.to(p_BC)).norm(dim=1))  # ∇ℓ_y = W2ᵀ(p − e_y)
-            else:
-                steepness.append(torch.full_like(losses[-1], math.nan))
-        return torch.cat(losses), torch.cat(predictions), torch.cat(steepness)
+        return torch.cat(losses), torch.cat(predictions), torch.cat(steepness) if steepness else None
 
     def sampled(
         self, prototype_CK: Tensor, factors: Tensor, generator: torch.Generator, pairs: int

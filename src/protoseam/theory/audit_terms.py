@@ -177,24 +177,23 @@ def totals(
 ) -> Totals:
     """All bounds for the class weights ``weight_P`` (which sum to 1)."""
 
-    def mean(x_P: Tensor) -> float:
-        return float((weight_P * x_P).sum())
-
-    risk, sampled = mean(classes.risk_P), mean(classes.sampled_loss_P)
+    G_P = classes.lipschitz_P
+    measured = classes.risk_P, classes.accuracy_P, classes.sampled_loss_P, classes.mean_square_P
+    risk, accuracy, sampled, square, transport, coupling = _means(
+        weight_P, *measured, G_P * classes.transport_P, G_P * classes.coupling_P
+    )
     error = float((weight_P * classes.sampled_error_P).norm())
     slack = float(_slack((weight_P * classes.sampled_lipschitz_P).norm(), 1))
-    rms = math.sqrt(mean(classes.mean_square_P))
+    rms = math.sqrt(square)
 
     def bound(name: str, source: str, terms: dict[str, float]) -> Bound:
         return Bound(name, source, terms, math.fsum(terms.values()), risk, sampled, slack)
 
-    largest = float(classes.lipschitz_P.max())
+    largest = float(G_P.max())
     bounds = [
-        bound(
-            "transport", "eq:risk-transfer", {"transport": mean(classes.lipschitz_P * classes.transport_P)}
-        ),
+        bound("transport", "eq:risk-transfer", {"transport": transport}),
         bound("decomposition", "eq:mismatch-decomposition", classes.transfer(weight_P).shares()),
-        bound("coupling", "docs, slip 3", {"coupling": mean(classes.lipschitz_P * classes.coupling_P)}),
+        bound("coupling", "docs, slip 3", {"coupling": coupling}),
     ]
     families = [("sharp", True, largest)]
     if floor > 0:  # the paper's ε̄/(2σ0) needs one
@@ -222,7 +221,13 @@ def totals(
             bounds.append(
                 bound(f"{name}, {label}", f"eq:{name.replace('controlled', 'controlled-bound')}", terms)
             )
-    return Totals(weighting, risk, mean(classes.accuracy_P), sampled, error, rms, tuple(bounds))
+    return Totals(weighting, risk, accuracy, sampled, error, rms, tuple(bounds))
+
+
+def _means(weight_P: Tensor, *values: Tensor) -> list[float]:
+    """Weighted means of several columns at once."""
+    means: list[float] = (torch.stack(values) @ weight_P).tolist()
+    return means
 
 
 def _slack(lipschitz: Tensor, statements: int) -> Tensor:
@@ -232,20 +237,24 @@ def _slack(lipschitz: Tensor, statements: int) -> Tensor:
 
 def smoothing(classes: SeamClasses, weight_P: Tensor) -> Smoothing:
     """The measured smoothing beside its second-order form (prop:smoothing)."""
-
-    def mean(x_P: Tensor) -> float:
-        return float((weight_P * x_P).sum())
-
     gap_P = classes.jensen_gap_P
     allowed_P = classes.remainder_P + _STANDARD_ERRORS * classes.sampled_error_P + _ROUNDING
-    known = not bool(classes.remainder_P.isnan().any())
+    point, gap, curvature, floor_curvature, remainder = _means(
+        weight_P,
+        classes.point_loss_P,
+        gap_P,
+        classes.curvature_P,
+        classes.floor_curvature_P,
+        classes.remainder_P,
+    )
+    known = not math.isnan(remainder)
     return Smoothing(
-        point_loss=mean(classes.point_loss_P),
-        gap=mean(gap_P),
+        point_loss=point,
+        gap=gap,
         gap_error=float((weight_P * classes.sampled_error_P).norm()),
-        curvature=mean(classes.curvature_P),
-        floor_curvature=mean(classes.floor_curvature_P),
-        remainder=mean(classes.remainder_P),
+        curvature=curvature,
+        floor_curvature=floor_curvature,
+        remainder=remainder,
         holds=bool(((gap_P - classes.curvature_P).abs() <= allowed_P).all()) if known else None,
     )
 
