@@ -1,0 +1,99 @@
+"""SIGKILL at random moments: the finished run is the run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ARGUMENTS = [
+    "--data=digits",
+    "--model=mlp",
+    "--epochs=40",
+    "--augment=none",
+    "--optim.lr=0.02",
+    "--lift.dim=4",
+]
+ARGUMENTS += [
+    "--lift.rho_max=2",
+    "--device=cpu",
+    "--quiet=true",
+    "--checkpoint_every=1",
+    "--deterministic=true",
+]
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "protoseam.cli.main", "train", *arguments]
+
+
+def finish(*arguments: str) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("covariance", ["exact", "running"])
+def test_a_run_killed_again_and_again_ends_the_same(covariance: str, tmp_path: Path) -> None:
+    settings = [*ARGUMENTS, f"--lift.covariance={covariance}"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(*settings, f"--out={whole}")
+    moments = random.Random(covariance)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    kills = 0
+    for attempt in range(4):
+        first = [*settings, f"--out={killed}"] if attempt == 0 else [f"--resume={killed}"]
+        process = subprocess.Popen(command(*first), env=environment, stdout=subprocess.DEVNULL)
+        # wait for it to be training, then for a moment nobody chose
+        seen = _lines(killed)
+        while process.poll() is None and _lines(killed) <= seen:
+            pass
+        until = time.monotonic() + moments.uniform(0.0, 0.3)
+        while process.poll() is None and time.monotonic() < until:
+            pass
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 2
+    finish(f"--resume={killed}")
+    assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    rows = [
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (whole, killed)
+    ]
+    for a, b in zip(*rows, strict=True):
+        assert (a["epoch"], a["loss"], a["validation_accuracy"]) == (
+            b["epoch"],
+            b["loss"],
+            b["validation_accuracy"],
+        )
+
+
+def _lines(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def test_a_polite_end_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [a for a in ARGUMENTS if not a.startswith(("--epochs", "--checkpoint"))]
+    arguments += ["--epochs=100000", "--checkpoint_every=100000", f"--out={run}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command(*arguments), env=environment, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and _lines(run) < 3:
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"protoseam train --resume {run}" in said
+    saved = [p.name for p in (run / "checkpoints").iterdir()]
+    assert len(saved) == 1
+    assert int(saved[0].removeprefix("epoch-")) >= 3
