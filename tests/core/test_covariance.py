@@ -297,6 +297,33 @@ def test_blocks_of_classes_change_nothing(
     assert sizes == [min(step, C - lo) for lo in range(0, C, step)]
 
 
+def test_a_block_is_16_mebibytes() -> None:
+    assert covariance._BLOCK_ELEMENTS * 8 == 16 * 2**20
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "shared"])
+def test_structures_without_matrices_a_class_are_never_cut(
+    monkeypatch: pytest.MonkeyPatch, structure: Structure
+) -> None:
+    z, y = data()
+    whole = class_factors(z, y, C, 0.2, structure=structure)
+    monkeypatch.setattr(covariance, "_BLOCK_ELEMENTS", 1)
+    for a, b in zip(class_factors(z, y, C, 0.2, structure=structure), whole, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("floor", "sweeps"), [(0.2, 1), ("auto", 3)])
+def test_every_sweep_is_summed_over_the_processes(floor: float | str, sweeps: int) -> None:
+    """Another process with the same samples: twice the counts, the same covariances."""
+    z, y = data()
+    alone = class_factors(z, y, C, floor)
+    sums: list[Tensor] = []
+    both = class_factors(z, y, C, floor, reduce=lambda t: sums.append(t.mul_(2)))
+    assert torch.equal(both.count_C, 2 * alone.count_C)
+    assert torch.allclose(both.factors, alone.factors, rtol=1e-6)
+    assert len(sums) == 3 * sweeps
+
+
 # ---------------------------------------------------------------------- floor="auto"
 
 
@@ -340,10 +367,11 @@ def test_split_halves_estimate_the_true_error(n: int) -> None:
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_the_automatic_floor_halves_each_class(structure: Structure) -> None:
     y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2, 2])
-    z = torch.randn(12, K, dtype=torch.float64)
+    z = torch.randn(12, K)
     even, odd = [0, 1, 4, 5, 8, 10], [2, 3, 6, 7, 9, 11]
     halves = [class_moments(z[rows], y[rows], 3, structure=structure)[2] for rows in (even, odd)]
     found = class_factors(z, y, 3, "auto", structure=structure)
     expected = optimal_floor(split_half_error(*halves), K)
+    assert found.floor.dtype == torch.float64
     assert found.floor.item() == pytest.approx(expected.item(), rel=1e-12)
     assert torch.allclose(found.floor_used, expected.expand_as(found.floor_used))

@@ -101,6 +101,15 @@ def test_windows_larger_than_the_data_forget_nothing(structure: Structure) -> No
     assert close(merged(parts, structure, window=1000, mean_window=1000), union(parts, structure))
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_seam_one_wide(structure: Structure) -> None:
+    moments, z, y = empty_moments(C, 1, structure), torch.randn(20, 1), torch.arange(20) % C
+    for rows in torch.arange(20).split(7):
+        merge_batch_(moments, z[rows], y[rows], window=math.inf)
+    found = normalise_scatter(moments.count_C, moments.scatter)
+    assert torch.allclose(found, class_moments(z, y, C, structure=structure)[2])
+
+
 def test_one_class_is_not_mistaken_for_a_shared_structure() -> None:
     moments, z = empty_moments(1, K), torch.randn(7, K)
     for row in z:
@@ -167,8 +176,18 @@ def test_a_share_of_less_than_one_sample_is_kept_whole(structure: Structure) -> 
 def test_blocks_of_classes_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     parts = batches()
     whole = merged(parts, window=8.0)
+    sizes: list[int] = []
+    baddbmm_ = Tensor.baddbmm_
+
+    def spy(self: Tensor, *matrices: Tensor) -> Tensor:
+        sizes.append(len(self))
+        return baddbmm_(self, *matrices)
+
     monkeypatch.setattr(covariance, "_BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(Tensor, "baddbmm_", spy)
     assert close(merged(parts, window=8.0), whole)
+    step = max(1, elements // (K * 9))
+    assert sizes[: math.ceil(C / step)] == [min(step, C - lo) for lo in range(0, C, step)]
 
 
 def test_the_embeddings_graph_is_not_kept() -> None:

@@ -8,11 +8,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from protoseam import models
+from protoseam.data.augment import Augmentation
+from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import session
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
@@ -215,3 +218,13 @@ def test_evaluation_sees_the_deployed_network_only() -> None:
         run.objective.net.prototypes.fill_(7.0)
         run.objective.net.covariance.factors.fill_(7.0)
     assert run.accuracy("test") == before
+
+
+def test_digits_are_not_flipped_unless_asked() -> None:
+    digits = load("digits")
+    assert Run(config(augment="auto"), digits).data.policy == Augmentation.none()
+    assert Run(config(augment="paper"), digits).data.policy == Augmentation()
+    images = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(40) % 2
+    colour = ArrayDataset("colour", images, labels, images, labels, ("a", "b"))
+    assert Run(config(augment="auto", variant="baseline"), colour).data.policy == Augmentation()

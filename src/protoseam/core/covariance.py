@@ -134,7 +134,7 @@ def _segment_sum(z_NK: Tensor, count_C: Tensor) -> Tensor:
     """Sums of consecutive rows, count_C[c] of them for class c; in a fixed order, so deterministic."""
     if not len(z_NK):
         return z_NK.new_zeros(len(count_C), z_NK.shape[1])
-    return torch.segment_reduce(z_NK, "sum", lengths=count_C, axis=0, unsafe=True)
+    return torch.segment_reduce(z_NK, "sum", lengths=count_C, unsafe=True)
 
 
 def normalise_scatter(n_C: Tensor, scatter: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor
     """
     covariance = covariance.double()
     diagonal = covariance.ndim == 2
-    K = covariance.shape[-1]
+    K = covariance.shape[1]
     variances = covariance if diagonal else covariance.diagonal(dim1=-2, dim2=-1)
     finite = covariance.flatten(1).isfinite().all(1)
     floor = torch.as_tensor(floor, dtype=torch.float64, device=covariance.device)
@@ -164,7 +164,7 @@ def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor
         factors = (torch.where(finite[:, None], variances, 0.0) + floor.square()).sqrt()
     else:
         eps = torch.finfo(torch.float64).eps
-        needed = (4 * (K + 64) * eps) * torch.where(finite, variances.sum(-1), 0.0)
+        needed = (4 * (K + 64) * eps) * torch.where(finite, variances.sum(1), 0.0)
         used = torch.maximum(floor.square(), needed).sqrt()
         shifted = torch.where(finite[:, None, None], covariance, 0.0)
         shifted.diagonal(dim1=-2, dim2=-1).add_(used.square()[:, None])
@@ -202,7 +202,7 @@ def class_factors(
         for lo, hi, rows in blocks:
             covariances = [
                 class_moments(*moved(half, lo), hi - lo, structure=structure, reduce=reduce)[2]
-                for half in (rows[0::2], rows[1::2])
+                for half in (rows[::2], rows[1::2])
             ]
             error += split_half_error(*covariances) * (hi - lo) / num_classes
         sigma0 = optimal_floor(error, K)
@@ -312,7 +312,7 @@ def merge_batch_(
         label_C = torch.arange(C, device=y_B.device)
         for lo in range(0, C, step):
             block = slice(lo, lo + step)
-            mask_cB = (label_C[block, None] == y_B).double()
+            mask_cB = label_C[block, None] == y_B
             within = (mask_cB[:, None, :] * r_BK.T) @ r_BK
             scatter[block].mul_(keep_C[block, None, None]).add_(within)
             scatter[block].baddbmm_(

@@ -31,7 +31,7 @@ class OptimConfig:
         warmup_epochs: length of the linear warm-up; the paper says "short".
     """
 
-    lr: float = 0.05
+    lr: float = 0.02
     weight_decay: float = 5e-4
     momentum: float = 0.9
     warmup_epochs: float = 5.0
@@ -84,7 +84,8 @@ class RunConfig:
         epochs: epochs to train.
         batch_size: samples a step; the paper does not state it.
         validation: fraction of the training data held out, stratified.
-        augment: the paper's pipeline (crop, flip, RandAugment, erasing), or none.
+        augment: the paper's pipeline (crop, flip, RandAugment, erasing), none, or auto: the paper's for colour
+            images of 32 pixels or more, none for digits and tables, which a flip turns into something else.
         optim: the optimizer.
         lift: the seam.
         device: auto, cpu, cuda or cuda:N.
@@ -108,7 +109,7 @@ class RunConfig:
     epochs: int = 200
     batch_size: int = 128
     validation: float = 0.1
-    augment: Literal["paper", "none"] = "paper"
+    augment: Literal["auto", "paper", "none"] = "auto"
     optim: OptimConfig = field(default_factory=OptimConfig)
     lift: LiftConfig = field(default_factory=LiftConfig)
     device: str = "auto"

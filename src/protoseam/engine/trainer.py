@@ -59,7 +59,7 @@ class Run:
             seed=config.seed,
             batch_size=config.batch_size,
             validation=config.validation,
-            policy=Augmentation() if config.augment == "paper" else None,
+            policy=Augmentation() if _augmented(config, dataset) else None,
             device=self.device,
             dtype=torch.bfloat16 if bf16 else torch.float32,
             compile=config.compile and cuda,
@@ -244,6 +244,13 @@ class Run:
     def _rho(self) -> float | None:
         net = getattr(self.objective, "net", None)
         return None if net is None else float(net.rho)
+
+
+def _augmented(config: RunConfig, dataset: ArrayDataset) -> bool:
+    if config.augment == "auto":
+        shape = dataset.sample_shape
+        return len(shape) == 3 and shape[2] == 3 and min(shape[:2]) >= 32
+    return config.augment == "paper"
 
 
 def _float32_parameters(module: nn.Module) -> set[nn.Parameter]:
