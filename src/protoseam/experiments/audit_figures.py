@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protoseam.experiments.saving import save_figures
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -231,15 +233,4 @@ def save_audit_figures(report: dict[str, Any], out: Path) -> list[Path]:
     figures = {"waterfall": waterfall_figure(report), "classes": classes_figure(report)}
     if len(report["history"]) > 1:
         figures["epochs"] = epochs_figure(report)
-    import matplotlib
-
-    out.mkdir(parents=True, exist_ok=True)
-    paths = []
-    # fixed ids and no date: the same report gives the same bytes
-    with matplotlib.rc_context({"svg.hashsalt": "protoseam"}):
-        for name, figure in figures.items():
-            for suffix, metadata in (("png", None), ("svg", {"Date": None})):
-                path = out / f"{name}.{suffix}"
-                figure.savefig(path, dpi=160, metadata=metadata)
-                paths.append(path)
-    return paths
+    return save_figures(figures, out)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from protoseam.experiments.saving import save_figures
 from protoseam.theory import toy
 
 if TYPE_CHECKING:
@@ -121,15 +122,4 @@ def save_toy_figures(rows: Sequence[dict[str, float]], out: Path, *, seed: int =
         "toy-selection": selection_figure(rows),
         "toy-perturbation": perturbation_figure(generator=torch.Generator().manual_seed(seed)),
     }
-    import matplotlib
-
-    out.mkdir(parents=True, exist_ok=True)
-    paths = []
-    # fixed ids and no date: the same rows give the same bytes
-    with matplotlib.rc_context({"svg.hashsalt": "protoseam"}):
-        for name, figure in figures.items():
-            for suffix, metadata in (("png", None), ("svg", {"Date": None})):
-                path = out / f"{name}.{suffix}"
-                figure.savefig(path, dpi=160, metadata=metadata)
-                paths.append(path)
-    return paths
+    return save_figures(figures, out)
