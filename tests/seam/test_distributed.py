@@ -85,11 +85,24 @@ def trained(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
+def remembered(rank: int, world: int) -> torch.Tensor:
+    """Samples a class after more of them than the window holds."""
+    net = lifted(covariance=ps.RunningCovariance(window=8, mean_window=8))
+    for x, y in share(rank, world):
+        net(x, y)
+    net.refresh()
+    return net.covariance.count_C_0
+
+
 def process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     torch.manual_seed(0)
-    result = {"seen": seen(rank, world), "trained": trained(rank, world)}
+    result = {
+        "seen": seen(rank, world),
+        "trained": trained(rank, world),
+        "remembered": remembered(rank, world),
+    }
     torch.save(result, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -142,6 +155,11 @@ def test_running_samples_are_counted_once(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["trained"]["own samples 0"].tolist() == [10.0] * CLASSES
         assert rank["trained"]["own samples 1"].tolist() == [20.0] * CLASSES
+
+
+def test_processes_share_a_window(ranks: list[dict[str, Any]]) -> None:
+    assert remembered(0, 1).tolist() == [8.0] * CLASSES
+    assert sum(rank["remembered"] for rank in ranks).tolist() == [8.0] * CLASSES
 
 
 def test_one_process_needs_no_group() -> None:

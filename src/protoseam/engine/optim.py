@@ -134,6 +134,11 @@ class FlatSGD:
             s.master.addcmul_(g, lr.expand_as(g), value=-s.scale)
             s.synchronise()
 
+    @torch.no_grad()
+    def size(self) -> float:
+        """The norm of all parameters together."""
+        return float(torch.stack([s.master.norm() for s in self.segments]).norm())
+
     @contextmanager
     def full_precision(self) -> Iterator[None]:
         """Within, every parameter is its float32 master: for saving, loading and deploying."""

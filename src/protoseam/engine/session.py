@@ -115,9 +115,24 @@ class _Session:
         self._remember()
 
     def _remember(self) -> None:
-        """Keep the state after this epoch; several of them where a divergence is to be undone."""
-        several = self.config.on_nonfinite == "rewind"
-        self.states = [*self.states[-_MOST_REWINDS:], self.run.state()] if several else [self.run.state()]
+        """Keep the state after this epoch; the first and several of the last where divergence is to be undone."""
+        if self.config.on_nonfinite != "rewind":
+            self.states = []
+        self.states = [*self.states[:1], *self.states[1:][-_MOST_REWINDS:], self.run.state()]
+
+    def rewind(self) -> None:
+        """Go back an epoch, and further each time, and on with half the learning rate.
+
+        Weights can have been on their way out for a while before a number is not finite.
+        """
+        scale = self.run.rate_scale
+        del self.states[max(1, len(self.states) - (self.rewinds - 1)) :]
+        self.run.load_state(self.last_state)
+        self.run.slow_down(0.5 * scale / self.run.rate_scale)
+        self.last_state["rate_scale"] = self.run.rate_scale
+        self.history = self.history[: self.run.epoch]
+        if self.writes:
+            self.directory.rewind_metrics(self.run.epoch)
 
     @property
     def last_state(self) -> dict[str, Any]:
@@ -150,12 +165,6 @@ class _Session:
             self.save()
         if last:
             self._finish()
-
-    def forget(self, epoch: int) -> None:
-        """Epochs past this one are about to be run again."""
-        self.history = self.history[:epoch]
-        if self.writes:
-            self.directory.rewind_metrics(epoch)
 
     def save(self) -> int:
         """Write the state after the last whole epoch; returns that epoch."""
@@ -222,7 +231,7 @@ def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
 
     Packed runs share an epoch, so all of them repeat it; only the one that diverged is slowed down.
     """
-    diverged = [s for s in sessions if int(s.run.step.bad)]
+    diverged = [s for s in sessions if s.run is divergence.run]
     for session in diverged:
         session.rewinds += 1
         if session.config.on_nonfinite != "rewind" or session.rewinds > _MOST_REWINDS:
@@ -230,14 +239,7 @@ def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
     for session in sessions:
         session.run.load_state(session.last_state)
     for session in diverged:
-        # weights may have been on their way out for a while: each time go one epoch further back
-        back = min(session.rewinds, len(session.states)) - 1
-        del session.states[len(session.states) - back :]
-        scale = session.run.rate_scale
-        session.run.load_state(session.last_state)
-        session.run.slow_down(0.5 * scale / session.run.rate_scale)
-        session.last_state["rate_scale"] = session.run.rate_scale
-        session.forget(session.run.epoch)
+        session.rewind()
         warnings.warn(
             f"{session.out.name}: {divergence}. Going back to epoch {session.run.epoch} with learning rates "
             f"times {session.run.rate_scale:g}",

@@ -39,8 +39,19 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+# Weights this many times their size at the start mean nothing any more; sound training stays below 10.
+_LOST = 100.0
+_REMEDY = (
+    "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or --on_nonfinite rewind"
+)
+
+
 class DivergedError(ProtoSeamError, FloatingPointError):
-    """A loss or gradient was not finite; the update was not applied."""
+    """A loss or gradient was not finite, and was not applied, or the weights have grown out of all bounds."""
+
+    def __init__(self, message: str, run: Run | None = None) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 class Run:
@@ -82,6 +93,7 @@ class Run:
             low=torch.bfloat16 if fast else None,
             keep=_float32_parameters(self.objective),
         )
+        self.first_size = self.optimizer.size()
         self.generator = torch.Generator(self.device)
         rates = learning_rates(config.optim.lr, config.epochs, self.data.steps, config.optim.warmup_epochs)
         self.rates = rates.tolist()
@@ -119,7 +131,14 @@ class Run:
         last = self.epoch + 1 == self.config.epochs
         skipped = int(self.step.bad)
         if skipped and not (self.step.keep_going and skipped < self.data.steps):
-            raise DivergedError(self._diagnosis())
+            raise DivergedError(self._diagnosis(), self)
+        size = self.optimizer.size()
+        if not size <= _LOST * self.first_size:
+            raise DivergedError(
+                f"the weights have grown to {size / self.first_size:.3g} times their size at the start by epoch "
+                f"{self.epoch + 1}: training has diverged, though every number is still finite. {_REMEDY}",
+                self,
+            )
         self.objective.end_epoch(self._sweep)
         sums = self.processes.mean(self.step.sums / (self.data.steps - skipped)).tolist()
         terms = dict(zip(self.objective.terms, sums, strict=True))
@@ -161,8 +180,7 @@ class Run:
         classes = sorted({self.data.classes[c] for c in y[bad].tolist()})
         whose = f", with non-finite outputs for class {', '.join(classes[:8])}" if classes else ""
         return (
-            f"step {step} (epoch {self.epoch + 1}) was not applied: {what} was not finite{whose}. Lower optim.lr, "
-            "let ρ grow more slowly (more epochs, a smaller lift.rho_max), or train with --on_nonfinite rewind"
+            f"step {step} (epoch {self.epoch + 1}) was not applied: {what} was not finite{whose}. {_REMEDY}"
         )
 
     def slow_down(self, factor: float = 0.5) -> None:
