@@ -116,9 +116,9 @@ class _Session:
 
     def _remember(self) -> None:
         """Keep the state after this epoch; the first and several of the last where divergence is to be undone."""
-        if self.config.on_nonfinite != "rewind":
-            self.states = []
-        self.states = [*self.states[:1], *self.states[1:][-_MOST_REWINDS:], self.run.state()]
+        state = self.run.state()  # an interruption may come at any moment: replace the list in one go
+        earlier = self.states if self.config.on_nonfinite == "rewind" else []
+        self.states = [*earlier[:1], *earlier[1:][-_MOST_REWINDS:], state]
 
     def rewind(self) -> None:
         """Go back an epoch, and further each time, and on with half the learning rate.
