@@ -96,4 +96,5 @@ def test_a_polite_end_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert f"protoseam train --resume {run}" in said
     saved = [p.name for p in (run / "checkpoints").iterdir()]
     assert len(saved) == 1
-    assert int(saved[0].removeprefix("epoch-")) >= 3
+    # the signal may come between an epoch's line and its state; --resume then takes the line back
+    assert _lines(run) - 1 <= int(saved[0].removeprefix("epoch-")) <= _lines(run)
