@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protoseam.core import consensus, objective, repulsion, sample, sampled_classification, squared_residuals
+from protoseam.core import (
+    consensus,
+    consensus_slope,
+    objective,
+    repulsion,
+    sample,
+    sampled_classification,
+    squared_residuals,
+)
 from protoseam.core.precision import at_least_float32, no_autocast
 
 B, C, K = 7, 5, 3
@@ -304,3 +312,17 @@ def test_a_loss_of_another_length_is_refused() -> None:
         sampled_classification(
             nn.Linear(K, C), torch.randn(C, K), torch.ones(1, 1), draws=2, loss_fn=lambda a, y: a.exp()
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_slope_of_the_consensus_is_its_gradient(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(11)
+    z = torch.randn(9, 4, generator=generator).to(dtype).requires_grad_()
+    s = torch.randn(3, 4, generator=generator).requires_grad_()
+    y = torch.arange(9) % 3
+    rho = torch.tensor(3.0)
+    dz, ds = torch.autograd.grad(consensus(z, y, s, rho), [z, s])
+    slope = consensus_slope(z.detach(), y, s.detach(), rho)
+    assert slope.dtype == torch.float32
+    torch.testing.assert_close(slope.to(dtype), dz)
+    torch.testing.assert_close(-torch.zeros(3, 4).index_add_(0, y, slope), ds)

@@ -13,7 +13,13 @@ from protoseam.core.covariance import (
     split_half_error,
 )
 from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
-from protoseam.core.objective import consensus, repulsion, sampled_classification, squared_residuals
+from protoseam.core.objective import (
+    consensus,
+    consensus_slope,
+    repulsion,
+    sampled_classification,
+    squared_residuals,
+)
 from protoseam.core.precision import at_least_float32
 from protoseam.core.sampling import sample
 from protoseam.core.schedules import ConstantRho, Schedule, SineAnneal, sine_anneal
@@ -28,6 +34,7 @@ __all__ = [
     "class_factors",
     "class_moments",
     "consensus",
+    "consensus_slope",
     "empty_moments",
     "factorize",
     "forward_sweep",

@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from protoseam.core.devices import cuda_kernels
+
 __all__ = [
     "ClassFactors",
     "Moments",
@@ -287,6 +289,11 @@ def merge_batch_(
     """
     count_C, mean_CK, scatter = moments
     C, K = mean_CK.shape
+    kernels = cuda_kernels(mean_CK)
+    full = scatter.ndim == 3 and not _is_shared(scatter, C)
+    if kernels is not None and full and kernels.MAX_WIDTH >= K:
+        kernels.merge_batch(count_C, mean_CK, scatter, z_BK.detach(), y_B, window, mean_window)
+        return
     z_BK = z_BK.detach().double()
     new_C = torch.zeros_like(count_C).index_add_(0, y_B, torch.ones_like(z_BK[:, 0]))
     batch_mean_CK = torch.zeros_like(mean_CK).index_add_(0, y_B, z_BK) / _or_one(new_C)[:, None]

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protoseam.core.devices import cuda_kernels
 from protoseam.core.precision import at_least_float32
 from protoseam.core.sampling import sample
 
-__all__ = ["consensus", "repulsion", "sampled_classification", "squared_residuals"]
+__all__ = ["consensus", "consensus_slope", "repulsion", "sampled_classification", "squared_residuals"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,6 +36,12 @@ def consensus(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor, rho: float | Ten
     return 0.5 * rho * squared_residuals(z_BK, y_B, prototypes_CK).mean()
 
 
+def consensus_slope(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
+    """∂/∂N1(x) of :func:`consensus`: ρ/|B| (N1(x) − s_y). Minus its sums over the classes are ∂/∂S."""
+    s_BK = at_least_float32(prototypes_CK).index_select(0, y_B)
+    return (at_least_float32(z_BK) - s_BK) * (rho / len(y_B))
+
+
 def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: paper, eq:penalty
     """P(S) = Σ_{i<j} exp(−α‖s_i − s_j‖₂) (eq:penalty), without its weight ρ.
 
@@ -46,6 +53,8 @@ def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: p
 
 # Elements of one block of the distance matrix: 2 Mi doubles are 16 MiB, a handful of which are alive at once.
 _BLOCK_ELEMENTS = 2**21
+# Pairs × coordinates up to which one CUDA kernel, a prototype a program, beats the blocks' matrix products.
+_ONE_KERNEL = 2**28
 # Squared distances below this share of the squared norms are rounding noise of float32 prototypes.
 _COINCIDENT = 1e-13
 
@@ -55,6 +64,12 @@ class _Repulsion(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prototypes_CK: Tensor, alpha: float) -> Tensor:
+        dtype = at_least_float32(prototypes_CK).dtype
+        kernels = cuda_kernels(prototypes_CK)
+        if kernels is not None and len(prototypes_CK) * prototypes_CK.numel() <= _ONE_KERNEL:
+            total, gradient_CK = kernels.repulsion(prototypes_CK, alpha)
+            ctx.save_for_backward(gradient_CK)
+            return total.to(dtype)
         # ‖a−b‖² = ‖a‖² + ‖b‖² − 2ab cancels for close pairs. In float64, and centred so that a common offset
         # costs nothing, what is lost lies below the resolution of float32 prototypes.
         s_CK = prototypes_CK.double()
@@ -77,7 +92,6 @@ class _Repulsion(torch.autograd.Function):
             # ∂P/∂s_i = −α Σ_j e^{−αd}/d (s_i − s_j), one matrix product with w = e^{−αd}/d
             w_RC = torch.where(together_RC, 0.0, energy_RC / distance_RC)
             gradients.append(-alpha * (w_RC.sum(1, keepdim=True) * s_RK - w_RC @ s_CK))
-        dtype = at_least_float32(prototypes_CK).dtype
         ctx.save_for_backward(torch.cat(gradients).to(prototypes_CK.dtype))
         return value.to(dtype)
 

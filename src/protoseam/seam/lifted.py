@@ -156,10 +156,19 @@ class Lifted(nn.Module):
         return logits
 
     def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:
-        pull = consensus(z_BK, y_B, self.prototypes, self.rho)
+        pull = self.consensus(z_BK, y_B)
+        classify, push = self.apart(self.prototypes, generator)
+        return Terms(pull + classify + push, pull, classify, push)
+
+    def consensus(self, z_BK: Tensor, y_B: Tensor) -> Tensor:
+        """The one term that looks at the images, given their embeddings."""
+        return consensus(z_BK, y_B, self.prototypes, self.rho)
+
+    def apart(self, prototypes_CK: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Sampled classification and repulsion: no image enters them, so they can be computed beside N1."""
         classify = sampled_classification(
             self.head,
-            self.prototypes,
+            prototypes_CK,
             self.covariance.factors,
             draws=self.draws,
             antithetic=self.antithetic,
@@ -168,8 +177,7 @@ class Lifted(nn.Module):
             class_weights=self._weights(),
         )
         weight = self.rho if self.repulsion_scale is None else self.repulsion_scale
-        push = weight * repulsion(self.prototypes, self.alpha)
-        return Terms(pull + classify + push, pull, classify, push)
+        return classify, weight * repulsion(prototypes_CK, self.alpha)
 
     def _weights(self) -> Tensor | None:
         if self.class_weights == "uniform":
