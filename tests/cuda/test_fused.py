@@ -178,7 +178,7 @@ def test_a_captured_step_gives_the_same_numbers(name: str) -> None:
         assert error(features, expected[0]) <= bound
         for n, p in model.named_parameters():
             if p.grad is not None:
-                assert error(p.grad, expected[1][n]) <= (bound and 0.1), n
+                assert error(p.grad, expected[1][n]) <= (bound and 0.25), n
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -48,9 +48,7 @@ def test_an_audit_on_the_device_is_the_audit(settings: theory.AuditSettings) -> 
         head = theory.linear_head(weight.to(device), bias.to(device))
         moved = (t.to(device) for t in (z, y, prototypes, factors))
         drawn = torch.Generator().manual_seed(5)
-        return theory.audit_seam(
-            *moved, head, rho=4.0, floor=0.2, generator=drawn, settings=settings
-        ).flat()
+        return theory.audit_seam(*moved, head, rho=4.0, floor=0.2, generator=drawn, settings=settings).flat()
 
     here, there = audit("cpu"), audit("cuda")
     assert here.keys() == there.keys()

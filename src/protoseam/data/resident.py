@@ -10,6 +10,7 @@ Legend: N samples, B batch, S steps an epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,13 @@ class Resident:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         compile: bool = False,
+        compile_at_once: bool = False,
         rank: int = 0,
         world: int = 1,
     ) -> None:
+        """``compile`` the augmentation: from the second epoch on, which leaves the first step no time to wait for the
+        compiler, or ``compile_at_once``, where even the last bit must not depend on which epoch came first.
+        """
         if batch_size % world:
             raise DataError(
                 f"batch_size={batch_size} does not divide among {world} processes: choose a multiple of {world}"
@@ -91,22 +96,52 @@ class Resident:
         # tensors, so that one compiled augmentation serves every run and epoch
         self._seed = torch.tensor(seed, device=self.device)
         self._epoch = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._spare: _Spare | None = None
         self._augment: Callable[..., Tensor] = augment
-        if compile and self.policy != Augmentation.none():
-            self._augment = torch.compile(augment, fullgraph=True, dynamic=False)
+        self._compiles = compile and self.policy != Augmentation.none()
+        if self._compiles and compile_at_once:
+            self._compile()
+
+    def _compile(self) -> None:
+        self._augment = torch.compile(augment, fullgraph=True, dynamic=False)
+        self._compiles = False
 
     # ------------------------------------------------------------------ training
 
     def load_epoch(self, epoch: int) -> None:
         """Fill ``x`` and ``y`` with epoch ``epoch``'s batches, in order (this process's share of each)."""
+        if self._spare is None:
+            self._fill(self.x, self.y, epoch)
+            return
+        with self._spare.taking():
+            if self._spare.epoch == epoch:
+                self.x.copy_(self._spare.x)
+                self.y.copy_(self._spare.y)
+            else:
+                self._fill(self.x, self.y, epoch)
+
+    def prepare(self, epoch: int) -> None:
+        """Make epoch ``epoch``'s batches now, beside what the device still has to do; on CUDA, if memory allows."""
+        if self.device.type != "cuda":
+            return
+        if self._spare is None:
+            if 8 * self.x.nbytes > torch.cuda.mem_get_info(self.device)[0]:
+                return
+            self._spare = _Spare(self.x, self.y)
+        with self._spare.making(epoch):
+            self._fill(self._spare.x, self._spare.y, epoch)
+
+    def _fill(self, x: Tensor, y: Tensor, epoch: int) -> None:
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch, purpose=0))
         order = torch.randperm(self.size, generator=generator)[: self.steps * self.batch_size]
         order = order.view(self.steps, self.batch_size)[:, self.rank :: self.world].flatten()
         indices = order.to(self.device, non_blocking=True)
         self._epoch.fill_(epoch)
-        torch.index_select(self.labels, 0, indices, out=self.y)
+        torch.index_select(self.labels, 0, indices, out=y)
         for lo, hi in _equal_chunks(len(indices), _CHUNK):
-            self.x[lo:hi] = self._prepared(indices[lo:hi])
+            x[lo:hi] = self._augmented(indices[lo:hi])
+        if self._compiles:
+            self._compile()
 
     def clean(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's training samples as evaluation sees them: no augmentation, fixed order."""
@@ -123,7 +158,7 @@ class Resident:
 
     # ------------------------------------------------------------------ helpers
 
-    def _prepared(self, indices: Tensor) -> Tensor:
+    def _augmented(self, indices: Tensor) -> Tensor:
         images = self.images.index_select(0, indices)
         if self.policy == Augmentation.none():
             return self._normalised(images)
@@ -151,6 +186,32 @@ class Resident:
         self, images: NDArray[Any], labels: NDArray[Any], rows: NDArray[Any]
     ) -> tuple[Tensor, Tensor]:
         return self._put(images, rows), torch.from_numpy(labels[rows]).to(self.device)
+
+
+class _Spare:
+    """Another epoch's batches, made on a stream of their own while the first ones are in use."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.stream = torch.cuda.Stream(x.device)
+        with torch.cuda.stream(self.stream):  # deterministic mode fills new memory, on the current stream
+            self.x, self.y = torch.empty_like(x), torch.empty_like(y)
+        self.taken = torch.cuda.Event()
+        self.epoch: int | None = None
+
+    @contextmanager
+    def making(self, epoch: int) -> Iterator[None]:
+        self.stream.wait_event(self.taken)
+        with torch.cuda.stream(self.stream):
+            yield
+        self.epoch = epoch
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """For whatever the current stream does with these batches: after they are made, before the next are."""
+        stream = torch.cuda.current_stream(self.x.device)
+        stream.wait_stream(self.stream)
+        yield
+        self.taken.record(stream)
 
 
 def _equal_chunks(total: int, most: int) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,11 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import protoseam as ps
+from protoseam.core import consensus_slope
 from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.seam.covariance import AbstractCovariance
 
 __all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective"]
 
+# Opens the context in which a forward pass runs: autocast, or nothing.
+Casting = Callable[[], AbstractContextManager[Any]]
 # Gives (embeddings, labels) of the training data under an embedding function.
 Sweep = Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
 
@@ -33,6 +37,15 @@ class AbstractObjective(nn.Module):
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``(len(terms),)`` losses; the first is the one to minimise."""
+
+    def backward(
+        self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
+    ) -> Tensor:
+        """The losses, with their gradients left in ``p.grad``; what needs no image may run on ``side``."""
+        with casting():
+            losses: Tensor = self(x, y, generator)
+        losses[0].backward()
+        return losses.detach()
 
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:
@@ -89,6 +102,38 @@ class Lifting(AbstractObjective):
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))
+
+    def backward(
+        self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
+    ) -> Tensor:
+        """Two branches that meet at the end: N1 with the consensus term, and beside it all the seam's own work.
+
+        That work is a hundred tiny kernels, which in line would cost a tenth of a step and here fit into what N1
+        leaves free. The branches share the prototypes only, so their gradients are added at the end.
+        """
+        net, main = self.net, torch.cuda.current_stream()
+        s_CK = net.prototypes.detach().requires_grad_()
+        head = [p for p in net.n2.parameters() if p.requires_grad]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            with casting():
+                classify, push = net.apart(s_CK, generator)
+            apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *head])
+        with casting():
+            z_BK = net.embed(x)
+        slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
+        embedded = main.record_event()
+        z_BK.backward(slope_BK.to(z_BK.dtype))
+        with torch.cuda.stream(side), torch.no_grad():
+            side.wait_event(embedded)
+            pull = net.consensus(z_BK, y)
+            net.prototypes.grad = apart_CK.index_add_(0, y, slope_BK, alpha=-1)
+            net.covariance.observe(z_BK, y)
+            losses = torch.stack([pull + classify + push, pull, classify, push])
+        main.wait_stream(side)
+        for p, gradient in zip(head, gradients, strict=True):
+            p.grad = gradient
+        return losses
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)

@@ -25,7 +25,8 @@ class _Segment:
         self, params: list[nn.Parameter], low: torch.dtype | None, weight_decay: float, scale: float
     ):
         self.params, self.weight_decay, self.scale = params, weight_decay, scale
-        offsets, size = [], 0
+        offsets: list[int] = []
+        size = 0
         for p in params:
             offsets.append(size)
             size += -(-p.numel() // _ALIGN) * _ALIGN
@@ -38,6 +39,7 @@ class _Segment:
         self.grad_views = [_view(self.grad, o, p) for p, o in zip(params, offsets, strict=True)]
         self.work_views = [_view(self.work, o, p) for p, o in zip(params, offsets, strict=True)]
         torch._foreach_copy_(self.master_views, [p.data for p in params])
+        self.offsets = offsets
         self.synchronise()
         self.use(self.work_views)
 
@@ -48,6 +50,19 @@ class _Segment:
     def synchronise(self) -> None:
         if self.work is not self.master:
             self.work.copy_(self.master)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients, taken out of ``p.grad``, each dense in its parameter's memory order; zeros for none."""
+        out = []
+        for p, view in zip(self.params, self.grad_views, strict=True):
+            g, p.grad = p.grad, None
+            if g is None:
+                out.append(view.zero_())
+            elif g.stride() == view.stride() and g.dtype == view.dtype and g.data_ptr() % 16 == 0:
+                out.append(g)
+            else:
+                out.append(view.copy_(g))
+        return out
 
 
 def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
@@ -134,6 +149,10 @@ class FlatSGD:
             s.master.addcmul_(g, lr.expand_as(g), value=-s.scale)
             s.synchronise()
 
+    def in_place(self) -> InPlace:
+        """The update for a captured step, with the gradients where the backward leaves them."""
+        return InPlace(self)
+
     @torch.no_grad()
     def size(self) -> float:
         """The norm of all parameters together."""
@@ -164,3 +183,41 @@ class FlatSGD:
             raise ValueError("the optimizer state belongs to another network or precision")
         for s, momentum in zip(self.segments, state["momentum"], strict=True):
             s.momentum.copy_(momentum)
+
+
+class InPlace:
+    """:meth:`FlatSGD.gather` and :meth:`~FlatSGD.apply` without the copy, for a step in a CUDA graph."""
+
+    def __init__(self, optimizer: FlatSGD) -> None:
+        from protoseam.engine.kernels import Scattered
+
+        self.optimizer = optimizer
+        self.tables = [
+            Scattered([p.numel() for p in s.params], s.offsets, s.grad.dtype, s.grad.device)
+            for s in optimizer.segments
+        ]
+        self.captured: list[list[int]] = []
+
+    @torch.no_grad()
+    def check(self, flag: Tensor) -> None:
+        """Take the gradients; raise the device's ``flag`` if one is not finite."""
+        self.held = [s.gradients() for s in self.optimizer.segments]
+        self.captured = [[g.data_ptr() for g in gradients] for gradients in self.held]
+        if not torch.cuda.is_current_stream_capturing():
+            self.settle()
+        for table in self.tables:
+            table.check(flag)
+
+    @torch.no_grad()
+    def apply(self, lr: Tensor, ok: Tensor) -> None:
+        """Update unless the device's ``ok`` is zero."""
+        for s, table in zip(self.optimizer.segments, self.tables, strict=True):
+            table.update(
+                s.master, s.momentum, s.work, lr, ok, s.scale, self.optimizer.momentum, s.weight_decay
+            )
+        self.held = []
+
+    def settle(self) -> None:
+        """Write the gradients' addresses to the device: after a capture, and before each step that is not captured."""
+        for table, addresses in zip(self.tables, self.captured, strict=True):
+            table.addresses.copy_(torch.tensor(addresses))

@@ -26,6 +26,8 @@ def run_epoch_together(runs: list[Run]) -> list[dict[str, Any]]:
             if i < run.data.steps:
                 with _on_stream(run):
                     run.step.run()
+    for run in runs:
+        run.prepare_next()
     rows = []
     for run in runs:
         with _on_stream(run):

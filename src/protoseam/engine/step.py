@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protoseam.data.resident import Resident
 from protoseam.engine.optim import FlatSGD
@@ -37,7 +38,7 @@ class TrainStep:
 
     def __init__(
         self,
-        objective: nn.Module,
+        objective: Any,
         terms: int,
         optimizer: FlatSGD,
         data: Resident,
@@ -64,6 +65,9 @@ class TrainStep:
         self.use_graph = graph and device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self.fused = _Fused(self) if self.use_graph and find_spec("triton") is not None else None
+        if self.stream is not None:  # what was made so far was made on the current one
+            self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def run(self) -> None:
         """Take the next step."""
@@ -78,14 +82,17 @@ class TrainStep:
             return
         assert self.stream is not None
         before, counter = saved(), self.counter.clone()
+        body = self._body if self.fused is None else self.fused.body
         for _ in range(_WARMUP_STEPS):
-            self._body()
+            body()
         torch.cuda.synchronize(self.data.device)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         with torch.cuda.graph(graph, stream=self.stream):
-            self._body()
+            body()
         self._graph = graph
+        if self.fused is not None:
+            self.fused.update.settle()
         restore(before)
         self.counter.copy_(counter)
         self.begin_epoch()
@@ -109,16 +116,55 @@ class TrainStep:
             # once bad, nothing moves until the epoch's end: the network stays as the bad step found it
             ok = ok & (self.bad == 0)
         self.optimizer.apply(lr, ok)
-        if before:  # running statistics of a bad batch are as bad as its gradient
-            kept = [torch.where(ok[0], b, a) for a, b in zip(before, self.buffers, strict=True)]
-            torch._foreach_copy_(self.buffers, kept)
+        self.undo(before, ok)
         self.sums += torch.where(ok, losses.detach(), 0.0)
         torch.where((self.bad == 0) & ~ok, self.counter, self.first_bad, out=self.first_bad)
         self.bad += ~ok
         self.counter += 1
 
+    def undo(self, before: list[Tensor], ok: Tensor) -> None:
+        """Put the buffers back unless ``ok``: running statistics of a bad batch are as bad as its gradient."""
+        if before:
+            kept = [torch.where(ok[0] != 0, b, a) for a, b in zip(before, self.buffers, strict=True)]
+            torch._foreach_copy_(self.buffers, kept)
+
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        kind = self.data.device.type
-        with torch.autocast(kind, self.autocast) if self.autocast else nullcontext():
+        with self.casting():
             losses: Tensor = self.objective(x, y, self.generator)
         return losses
+
+    def casting(self) -> AbstractContextManager[Any]:
+        kind = self.data.device.type
+        return torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
+
+
+class _Fused:
+    """The body of a captured step, everything beside the network in a few kernels. Owns the batch it works on."""
+
+    def __init__(self, step: TrainStep) -> None:
+        device, batch = step.data.device, step.data.local_batch
+        self.step = step
+        self.x, self.y = torch.empty_like(step.data.x[:batch]), torch.empty_like(step.data.y[:batch])
+        self.lr = torch.zeros(1, device=device)
+        # raised by a gradient that is not finite
+        self.flag = torch.zeros(1, dtype=torch.int32, device=device)
+        self.ok = torch.ones(1, dtype=torch.int32, device=device)
+        self.update = step.optimizer.in_place()
+        # its short kernels go first wherever there is room
+        self.side = torch.cuda.Stream(device, priority=-1)
+
+    def body(self) -> None:
+        from protoseam.engine.kernels import keep_books, take_batch
+
+        step = self.step
+        data = step.data
+        take_batch(data.x, data.y, step.rates, step.counter, self.x, self.y, self.lr, data.steps)
+        before = [b.clone() for b in step.buffers]
+        losses = step.objective.backward(self.x, self.y, step.generator, self.side, step.casting)
+        self.update.check(self.flag)
+        keep_books(
+            losses, self.flag, self.ok, step.sums, step.bad, step.first_bad, step.counter,
+            keep_going=step.keep_going,
+        )  # fmt: skip
+        self.update.apply(self.lr, self.ok)
+        step.undo(before, self.ok)

@@ -74,6 +74,7 @@ class Run:
             device=self.device,
             dtype=torch.bfloat16 if bf16 else torch.float32,
             compile=config.compile and cuda,
+            compile_at_once=config.deterministic,
             rank=self.processes.rank,
             world=self.processes.world,
         )
@@ -193,7 +194,13 @@ class Run:
         self.begin_epoch()
         for _ in range(self.data.steps):
             self.step.run()
+        self.prepare_next()
         return self.end_epoch()
+
+    def prepare_next(self) -> None:
+        """The next epoch's images, while the device works off this epoch's steps."""
+        if self.epoch + 1 < self.config.epochs:
+            self.data.prepare(self.epoch + 1)
 
     # ------------------------------------------------------------------ evaluation: the deployed network
 
@@ -215,8 +222,12 @@ class Run:
             if self.config.lift.clean_pass:
                 pairs = [(self._cast(embed, x).float(), y) for x, y in self.data.clean()]
                 return torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs])
-            rows = torch.split(self.data.x, 4096)
+            rows = torch.split(self.data.x, self._sweep_rows())
             return torch.cat([self._cast(embed, x).float() for x in rows]), self.data.y
+
+    def _sweep_rows(self) -> int:
+        """Images in one batch of a sweep: many enough to fill the device, few enough to stay small beside it."""
+        return min(4096, max(64, 2**21 // math.prod(self.data.sample_shape[-2:]) // 64 * 64))
 
     def _cast(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self.step.autocast is None:
