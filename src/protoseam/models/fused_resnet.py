@@ -262,15 +262,40 @@ class FusedResNet:
         return [m for m in self.model.modules() if isinstance(m, BasicBlock)]
 
     def _evaluate(self, x: Tensor) -> Tensor:
-        stem = self.model.stem
-        a = _folded(x, stem[0], stem[1])
+        a = self._evaluate_stem(x)
         for block in self._blocks():
-            h = _folded(a, block.conv1, block.bn1)
+            weight, bias = _folded(block.conv1, block.bn1, x.dtype)
+            h = _convolve(a, block.conv1, weight, bias)
+            weight, bias = _folded(block.conv2, block.bn2, x.dtype)
             side = a
             if isinstance(block.shortcut, nn.Sequential):
-                side = _folded(a, block.shortcut[0], block.shortcut[1], relu=False)
-            a = _folded(h, block.conv2, block.bn2, add=side)
+                conv = block.shortcut[0]
+                assert isinstance(conv, nn.Conv2d)
+                side_weight, side_bias = _folded(conv, block.shortcut[1], x.dtype)
+                # both sums get their bias at once: alone, it would be a pass over memory of its own
+                side = F.conv2d(a, side_weight, stride=conv.stride)
+                bias = bias + side_bias
+            a = _convolve(h, block.conv2, weight, bias, side)
         return torch.mean(a, dim=(2, 3))
+
+    def _evaluate_stem(self, x: Tensor) -> Tensor:
+        conv, bn = self.model.stem[0], self.model.stem[1]
+        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(bn, nn.BatchNorm2d)
+        n, _, h, w = x.shape
+        m, c = n * h * w, conv.out_channels
+        low = x.is_cuda and x.dtype == conv.weight.dtype == torch.bfloat16 and stem_kernels is not None
+        # row offsets are 32-bit
+        if not (low and _recomputable(conv, x) and m % 128 == 0 and m * c < 2**31) or torch.is_grad_enabled():
+            return _convolve(x, conv, *_folded(conv, bn, x.dtype))
+        x = x.contiguous(memory_format=torch.channels_last)
+        a, b = _affine(bn)
+        windows, y = torch.empty(m, _WINDOW, device=x.device, dtype=x.dtype), _nhwc(n, h, w, c, x)
+        p = _programs(m // 128, m, 128)
+        part = torch.empty(p, _WINDOW * _WINDOW, device=x.device)
+        stem_kernels.windows[(p,)](x, windows, part, m // p, H=h, W=w, BM=128, num_warps=4)
+        stem_kernels.stem_apply[(m // 128,)](windows, conv.weight, a, b, y, C=c, BM=128, num_warps=8)
+        return y
 
 
 def _recomputable(stem: nn.Conv2d, x: Tensor) -> bool:
@@ -285,19 +310,26 @@ def _wanted(following: BasicBlock) -> Extra:
     return "half" if strided else "twice"
 
 
-def _folded(
-    x: Tensor, conv: nn.Module, bn: nn.Module, add: Tensor | None = None, relu: bool = True
-) -> Tensor:
-    """relu(bn(conv(x)) + add) in eval mode: a convolution with weight a·w and bias β − a·mean, a = γ/√(var + ε)."""
-    assert isinstance(conv, nn.Conv2d)
-    assert isinstance(bn, nn.BatchNorm2d)
+def _affine(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """What the normalisation is in eval mode: x ↦ a·x + b."""
     assert bn.running_mean is not None
     assert bn.running_var is not None
     a = bn.weight * torch.rsqrt(bn.running_var + bn.eps)
-    weight = (conv.weight.float() * a[:, None, None, None]).to(x.dtype)
-    weight = weight.contiguous(memory_format=torch.channels_last)
-    bias = (bn.bias - a * bn.running_mean).to(x.dtype)
-    if relu and x.is_cuda and conv.in_channels % 8 == 0:
+    return a, bn.bias - a * bn.running_mean
+
+
+def _folded(conv: nn.Conv2d, bn: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Weight and (float32) bias of the convolution that is bn(conv(x)) in eval mode."""
+    assert isinstance(bn, nn.BatchNorm2d)
+    a, b = _affine(bn)
+    weight = (conv.weight.float() * a[:, None, None, None]).to(dtype)
+    return weight.contiguous(memory_format=torch.channels_last), b
+
+
+def _convolve(x: Tensor, conv: nn.Conv2d, weight: Tensor, bias: Tensor, add: Tensor | None = None) -> Tensor:
+    """relu(weight * x + bias + add), a convolution of ``conv``'s shape."""
+    bias = bias.to(x.dtype)
+    if x.is_cuda and conv.in_channels % 8 == 0:
         # cuDNN adds bias and residual and clips while it writes the result: one pass over memory, not three
         assert isinstance(conv.padding, tuple)
         shape = conv.stride, conv.padding, conv.dilation
@@ -305,8 +337,7 @@ def _folded(
             return torch.cudnn_convolution_relu(x, weight, bias, *shape, groups=conv.groups)
         return torch.cudnn_convolution_add_relu(x, weight, add, 1.0, bias, *shape, groups=conv.groups)
     y = F.conv2d(x, weight, bias, stride=conv.stride, padding=conv.padding)
-    y = y if add is None else y.add_(add)
-    return y.relu_() if relu else y
+    return (y if add is None else y.add_(add)).relu_()
 
 
 def _nhwc(n: int, h: int, w: int, c: int, like: Tensor) -> Tensor:

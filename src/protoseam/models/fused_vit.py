@@ -1,8 +1,8 @@
 """The forward of :class:`~protoseam.models.vit.VisionTransformer` with a backward by hand: same parameters, same maths.
 
-For training in bf16 on CUDA. The matrix products that nothing can be fused to with profit stay the library's; the
-rest is in :mod:`~protoseam.models.vit_kernels`. Where it does not apply (eval mode, another dtype, a gradient with
-respect to the images) the module's own layers run.
+For bf16 on CUDA, in training and, without a graph for the gradients, in sweeps over the data. The matrix products
+that nothing can be fused to with profit stay the library's; the rest is in :mod:`~protoseam.models.vit_kernels`.
+Where it does not apply (another dtype, a gradient with respect to the images) the module's own layers run.
 
 Legend: B batch, L tokens, D their width, T = B·L, A heads, E = D/A, F hidden width of the MLP.
 """
@@ -26,16 +26,20 @@ except ImportError:  # no Triton on this machine: `supports` still answers
 __all__ = ["FusedViT"]
 
 _TOKENS = 64  # of an image: one tile of rows
-_ROWS = 32  # that a partial sum of the backward covers
+_ROWS = 16  # that a partial sum of the last norm's backward covers
 _TILE = 128  # sides of a weight gradient's tile
 _PROGRAMS = 264  # at most, for the weight gradients: two for each multiprocessor of an H200
+_STAGES = 4  # of a product with a norm behind it: one program a multiprocessor, so it may use all its memory
+_SWEPT = 2048  # images at a time without gradients: many enough that launching is not what takes the time
 _BLOCK_PARAMETERS = 12  # in the order of `_parameters`
+_BLOCK_SAVED = 10  # activations of a block that its backward needs
 
 
 class _Shape(NamedTuple):
     batch: int
     heads: int
     eps: float
+    keep: bool  # the activations, for the backward
 
 
 def _linear_add_norm(
@@ -48,16 +52,31 @@ def _linear_add_norm(
     *,
     repeats: bool = False,
     pool: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """``total = x + a·weightᵀ + bias`` and its LayerNorm, with ``pool`` averaged over each image's tokens."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ."""
     (T, K), D = a.shape, weight.shape[0]
     total = torch.empty(T, D, device=a.device, dtype=a.dtype)
     out = torch.empty(T // _TOKENS if pool else T, D, device=a.device, dtype=a.dtype)
+    stats = torch.empty(2, T, device=a.device)
     kernels.linear_add_norm[(T // _TOKENS,)](
-        _described(a, [_TOKENS, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, eps,
-        K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool, BM=_TOKENS, BK=64, num_warps=8, num_stages=3,
+        _described(a, [_TOKENS, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
+        stats[1], eps, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool, BM=_TOKENS, BK=64, num_warps=8,
+        num_stages=_STAGES,
     )  # fmt: skip
-    return total, out
+    return total, out, stats
+
+
+def _linear_norm_backward(
+    d: Tensor, weight: Tensor, dres: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, part: Tensor, slot: int
+) -> Tensor:
+    """dx of ``x + …`` where LayerNorm(x) went into a layer with ``weight``, whose output has the gradient ``d``."""
+    (T, K), D = d.shape, weight.shape[1]
+    dx = torch.empty_like(x)
+    kernels.linear_norm_backward[(T // _TOKENS,)](
+        _described(d, [_TOKENS, 64]), _described(weight, [64, D]), dres, x, stats[0], stats[1], gamma, dx, part,
+        slot, part.shape[1], K=K, D=D, BM=_TOKENS, BK=64, num_warps=8, num_stages=_STAGES,
+    )  # fmt: skip
+    return dx
 
 
 def _described(t: Tensor, block: list[int]) -> Any:
@@ -75,21 +94,18 @@ def _weight_gradients(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     widths = {f"{side}{j}": n for j, pair in enumerate(shapes) for side, n in zip("OI", pair, strict=True)}
     kernels.weight_gradients[(tiles * slices,)](
         *(t for pair in pairs for t in pair), part, T, -(-(T // 64) // slices), total, **widths,
-        BM=_TILE, BN=_TILE, BK=64, num_warps=4, num_stages=3,
+        BM=_TILE, BN=_TILE, BK=64, num_warps=8, num_stages=3,
     )  # fmt: skip
     out = torch.empty(total, device=part.device, dtype=pairs[0][0].dtype)
     kernels.add_slices[(total // 1024,)](part, out, total, SLICES=slices, BLOCK=1024, num_warps=4)
     return [g.view(shape) for g, shape in zip(out.split(sizes), shapes, strict=True)]
 
 
-def _column_sums(part: Tensor, like: Tensor, few: int | None = None, split: int | None = None) -> Tensor:
-    """Sums over the rows of ``part`` (count, rows, width); columns from ``split`` on have ``few`` rows."""
+def _column_sums(part: Tensor, like: Tensor) -> Tensor:
+    """Sums over the rows of ``part`` (count, rows, width)."""
     count, rows, width = part.shape
     out = torch.empty(count, width, device=like.device, dtype=like.dtype)
-    kernels.column_sums[(-(-width // 32), count)](
-        part, out, rows, rows if few is None else few, width if split is None else split, width,
-        BP=128, BC=32, num_warps=4,
-    )  # fmt: skip
+    kernels.column_sums[(-(-width // 32), count)](part, out, rows, width, BP=128, BC=32, num_warps=4)
     return out
 
 
@@ -98,7 +114,7 @@ class _Trunk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shape: _Shape, patches: Tensor, *parameters: Tensor) -> Tensor:
-        B, A, eps = shape
+        B, A, eps, keep = shape
         stem_weight, stem_bias, positions, gamma, beta, *blocks = parameters
         T, D = patches.shape[0], stem_weight.shape[0]
         saved: list[Tensor] = []
@@ -106,64 +122,60 @@ class _Trunk(torch.autograd.Function):
         a, weight, bias, x, repeats = patches, stem_weight, stem_bias, positions, True
         for i in range(0, len(blocks), _BLOCK_PARAMETERS):
             g1, b1, wqkv, bqkv, wo, bo, g2, b2, w1, c1, w2, c2 = blocks[i : i + _BLOCK_PARAMETERS]
-            x0, n1 = _linear_add_norm(a, weight, bias, x, (g1, b1), eps, repeats=repeats)
+            x0, n1, stats1 = _linear_add_norm(a, weight, bias, x, (g1, b1), eps, repeats=repeats)
             qkv = torch.addmm(bqkv, n1, wqkv.t())
             o = torch.empty_like(x0)
             kernels.attention[(B * A,)](qkv, o, (D // A) ** -0.5, L=_TOKENS, A=A, E=D // A, num_warps=4)
-            x1, n2 = _linear_add_norm(o, wo, bo, x0, (g2, b2), eps)
+            x1, n2, stats2 = _linear_add_norm(o, wo, bo, x0, (g2, b2), eps)
             h = torch.addmm(c1, n2, w1.t())
             a = torch.empty_like(h)
             kernels.gelu[(h.numel() // 4096,)](h, a, BLOCK=4096, num_warps=8)
-            saved += [x0, n1, qkv, o, x1, n2, h, a]
+            if keep:
+                saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, h, a]
             weight, bias, x, repeats = w2, c2, x1, False
-        last, pooled = _linear_add_norm(a, weight, bias, x, (gamma, beta), eps, pool=True)
+        last, pooled, stats = _linear_add_norm(a, weight, bias, x, (gamma, beta), eps, pool=True)
         assert last.shape == (T, D)
         ctx.shape = shape
-        ctx.save_for_backward(patches, last, *parameters, *saved)
+        if keep:
+            ctx.save_for_backward(patches, last, stats, *parameters, *saved)
         return pooled
 
     @staticmethod
     def backward(ctx: Any, dpooled: Tensor) -> Any:
-        B, A, eps = ctx.shape
-        patches, last, _, _, positions, gamma, _, *rest = ctx.saved_tensors
-        depth = len(rest) // (_BLOCK_PARAMETERS + 8)
+        B, A, *_ = ctx.shape
+        patches, last, stats, _, _, positions, gamma, _, *rest = ctx.saved_tensors
+        depth = len(rest) // (_BLOCK_PARAMETERS + _BLOCK_SAVED)
         blocks, saved = rest[: _BLOCK_PARAMETERS * depth], rest[_BLOCK_PARAMETERS * depth :]
-        (T, D), F = last.shape, saved[6].shape[1]
-        # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dc1, dbqkv (one row an image, not 32)
-        width, rows = 9 * D + F, T // _ROWS
-        part = torch.empty(depth, rows, width, device=last.device)
-
-        def norm_backward(dn: Tensor, dres: Tensor, x: Tensor, g: Tensor, to: Tensor, slot: int) -> Tensor:
-            dx = torch.empty_like(x)
-            kernels.norm_backward[(rows,)](
-                dn, dres, x, g, dx, to, eps, slot, to.shape[1],
-                POOLED=_TOKENS if dn.shape[0] == B else 0, D=D, BM=_ROWS, num_warps=8,
-            )  # fmt: skip
-            return dx
-
-        final = torch.empty(rows, 3 * D, device=last.device)
-        dpooled = dpooled.contiguous()
-        dy = norm_backward(dpooled, dpooled, last, gamma, final, 0)
+        (T, D), F = last.shape, saved[-1].shape[1]
+        # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; a row an image
+        width = 9 * D + F
+        part = torch.empty(depth, B, width, device=last.device)
+        final = torch.empty(T // _ROWS, 3 * D, device=last.device)
+        dy = torch.empty_like(last)
+        kernels.pooled_norm_backward[(T // _ROWS,)](
+            dpooled.contiguous(), last, stats[0], stats[1], gamma, dy, final,
+            TOKENS=_TOKENS, D=D, BM=_ROWS, num_warps=4,
+        )  # fmt: skip
         weights: list[list[Tensor]] = [[]] * depth
         for i in reversed(range(depth)):
             g1, _, wqkv, _, wo, _, g2, _, w1, _, w2, _ = blocks[
                 _BLOCK_PARAMETERS * i : _BLOCK_PARAMETERS * (i + 1)
             ]
-            x0, n1, qkv, o, x1, n2, h, a = saved[8 * i : 8 * i + 8]
+            x0, stats1, n1, qkv, o, x1, stats2, n2, h, a = saved[_BLOCK_SAVED * i : _BLOCK_SAVED * (i + 1)]
             dh = torch.empty_like(h)
-            kernels.gelu_backward[(rows, F // 128)](
-                torch.mm(dy, w2), h, dh, part[i], 6 * D, width, F=F, BC=128, BM=_ROWS, num_warps=8
+            kernels.gelu_backward[(B, F // 64)](
+                torch.mm(dy, w2), h, dh, part[i], 9 * D, width, F=F, BC=64, BM=_TOKENS, num_warps=4
             )
-            dx1 = norm_backward(torch.mm(dh, w1), dy, x1, g2, part[i], 3 * D)
+            dx1 = _linear_norm_backward(dh, w1, dy, x1, stats2, g2, part[i], 3 * D)
             dqkv = torch.empty_like(qkv)
             kernels.attention_backward[(B * A,)](
-                qkv, torch.mm(dx1, wo), dqkv, part[i], (D // A) ** -0.5, 6 * D + F, width,
+                qkv, torch.mm(dx1, wo), dqkv, part[i], (D // A) ** -0.5, 6 * D, width,
                 L=_TOKENS, A=A, E=D // A, num_warps=4,
             )  # fmt: skip
-            dx0 = norm_backward(torch.mm(dqkv, wqkv), dx1, x0, g1, part[i], 0)
+            dx0 = _linear_norm_backward(dqkv, wqkv, dx1, x0, stats1, g1, part[i], 0)
             weights[i] = _weight_gradients([(dqkv, n1), (dx1, o), (dh, n2), (dy, a)])
             dy = dx0
-        vectors = _column_sums(part, last, few=B, split=6 * D + F)
+        vectors = _column_sums(part, last)
         (ends,) = _column_sums(final[None], last)
         dpositions = _column_sums(dy.view(1, B, _TOKENS * D), last).view_as(positions)
         # the bias before a norm is added to every row, so its gradient is Σdx of that norm; a block's last
@@ -173,7 +185,7 @@ class _Trunk(torch.autograd.Function):
         for i, v in enumerate(vectors):
             dg1, db1, _, dg2, db2, dbo = v[: 6 * D].split(D)
             dwqkv, dwo, dw1, dw2 = weights[i]
-            dc1, dbqkv = v[6 * D : 6 * D + F], v[6 * D + F :]
+            dbqkv, dc1 = v[6 * D : 9 * D], v[9 * D :]
             out += [dg1, db1, dwqkv, dbqkv, dwo, dbo, dg2, db2, dw1, dc1, dw2, entering[i + 1]]
         return None, None, *out
 
@@ -212,12 +224,18 @@ class FusedViT:
         low = x.dtype == model.positions.dtype == torch.bfloat16
         # row offsets are 32-bit
         fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()) < 2**31
-        if not (model.training and low and fits) or x.requires_grad:
+        if not (low and fits) or x.requires_grad:
             return model.plain_features(x)
+        if torch.is_grad_enabled():
+            return self._features(x, keep=True)
+        return torch.cat([self._features(part, keep=False) for part in x.split(_SWEPT)])
+
+    def _features(self, x: Tensor, keep: bool) -> Tensor:
+        model = self.model
         assert isinstance(model.stem, PatchStem)
         patches = model.stem.patches(x).reshape(x.shape[0] * _TOKENS, -1)
         attention: Any = model.blocks[0].attention
-        shape = _Shape(x.shape[0], attention.heads, model.norm.eps)
+        shape = _Shape(x.shape[0], attention.heads, model.norm.eps, keep)
         pooled: Tensor = _Trunk.apply(shape, patches, *self._parameters())
         return pooled
 

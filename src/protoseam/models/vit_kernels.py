@@ -18,10 +18,10 @@ import triton.language as tl
 
 @triton.jit
 def linear_add_norm(
-    a_desc, w_desc, bias, x, gamma, beta, total, out, eps,
+    a_desc, w_desc, bias, x, gamma, beta, total, out, mean, rstd, eps,
     K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows.
+    """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows; mean and 1/σ a row.
 
     a (T, K) and w (D, K) come as descriptors, which read zeros past K. XROWS > 0: x has that many rows and
     repeats, as learned positions do.
@@ -40,8 +40,12 @@ def linear_add_norm(
     rounded = (acc + tl.load(bias + cols).to(tl.float32)[None, :]).to(tl.bfloat16)
     tl.store(total + at, rounded)
     v = rounded.to(tl.float32)
-    c = v - (tl.sum(v, 1) / D)[:, None]
-    n = c * (1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps))[:, None]
+    m = tl.sum(v, 1) / D
+    c = v - m[:, None]
+    s = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps)
+    tl.store(mean + rows, m)
+    tl.store(rstd + rows, s)
+    n = c * s[:, None]
     gv = tl.load(gamma + cols).to(tl.float32)
     bv = tl.load(beta + cols).to(tl.float32)
     if POOL:
@@ -51,34 +55,55 @@ def linear_add_norm(
 
 
 @triton.jit
-def norm_backward(
-    dn, dres, x, gamma, dx, part, eps, slot, width, POOLED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
+def pooled_norm_backward(
+    dn, x, mean, rstd, gamma, dx, part, TOKENS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
 ):
-    """dx = dres + LayerNorm'(dn), and its sums over BM rows for dγ, dβ and the bias before the norm.
+    """dx = LayerNorm'(dn), with dn the gradient of a mean over TOKENS rows, and its sums over BM rows.
 
-    POOLED > 0: dn is the gradient of the mean over that many rows, and there is no dres.
+    The sums are dγ, dβ and the gradient of the bias before the norm.
     """
     pid = tl.program_id(0)
     cols = tl.arange(0, D)
     rows = pid * BM + tl.arange(0, BM)
     at = rows[:, None] * D + cols[None, :]
     v = tl.load(x + at).to(tl.float32)
-    if POOLED > 0:
-        d = tl.load(dn + (rows // POOLED)[:, None] * D + cols[None, :]).to(tl.float32) * (1.0 / POOLED)
-    else:
-        d = tl.load(dn + at).to(tl.float32)
-    c = v - (tl.sum(v, 1) / D)[:, None]
-    rstd = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps)
-    n = c * rstd[:, None]
+    d = tl.load(dn + (rows // TOKENS)[:, None] * D + cols[None, :]).to(tl.float32) * (1.0 / TOKENS)
+    sv = tl.load(rstd + rows)
+    n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
     w = d * tl.load(gamma + cols).to(tl.float32)[None, :]
-    r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * rstd[:, None]
-    if POOLED == 0:
-        r += tl.load(dres + at).to(tl.float32)
+    r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
     rounded = r.to(tl.bfloat16)
     tl.store(dx + at, rounded)
-    base = part + pid * width + slot + cols
+    base = part + pid * 3 * D + cols
     tl.store(base, tl.sum(d * n, 0))
     tl.store(base + D, tl.sum(d, 0))
+    tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
+
+
+@triton.jit
+def linear_norm_backward(
+    d_desc, w_desc, dres, x, mean, rstd, gamma, dx, part, slot, width,
+    K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dx = dres + LayerNorm'(d·w) and its sums over BM rows, as above: d (T, K), w (K, D)."""
+    pid = tl.program_id(0)
+    first = pid * BM
+    acc = tl.zeros((BM, D), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
+    cols = tl.arange(0, D)
+    rows = first + tl.arange(0, BM)
+    at = rows[:, None] * D + cols[None, :]
+    v = tl.load(x + at).to(tl.float32)
+    sv = tl.load(rstd + rows)
+    n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
+    base = part + pid * width + slot + cols
+    tl.store(base, tl.sum(acc * n, 0))
+    tl.store(base + D, tl.sum(acc, 0))
+    w = acc * tl.load(gamma + cols).to(tl.float32)[None, :]
+    r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
+    rounded = (r + tl.load(dres + at).to(tl.float32)).to(tl.bfloat16)
+    tl.store(dx + at, rounded)
     tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
 
 
@@ -232,15 +257,14 @@ def add_slices(part, out, total, SLICES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def column_sums(part, out, rows, few, split, width, BP: tl.constexpr, BC: tl.constexpr):
-    """out[z] = Σ over the rows of part[z] (rows, width); columns from `split` on have only `few` rows."""
+def column_sums(part, out, rows, width, BP: tl.constexpr, BC: tl.constexpr):
+    """out[z] = Σ over the rows of part[z] (rows, width)."""
     z = tl.program_id(1).to(tl.int64)
     part += z * rows * width
     cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    n = tl.where(cols >= split, few, rows)
     acc = tl.zeros((BP, BC), tl.float32)
     for i in range(0, rows, BP):
         r = i + tl.arange(0, BP)
-        ok = (r[:, None] < n[None, :]) & (cols < width)[None, :]
+        ok = (r < rows)[:, None] & (cols < width)[None, :]
         acc += tl.load(part + r[:, None] * width + cols[None, :], mask=ok, other=0.0).to(tl.float32)
     tl.store(out + z * width + cols, tl.sum(acc, 0).to(tl.bfloat16), mask=cols < width)
