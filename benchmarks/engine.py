@@ -12,7 +12,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,19 +133,13 @@ def part_step(data: ArrayDataset, rate: float) -> dict[str, Any]:
     for name in ("resnet8", "resnet18", "vit_s"):
         operations = 3 * BATCH * forward_operations(models.build(name, 100, (3, 32, 32)), (3, 32, 32))
         torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
         run = Run(config(name), data)
         begin(run)
-        with torch.cuda.stream(run.step.stream):
-            run.step.run()
-        torch.cuda.synchronize()
-        first = time.perf_counter() - start
         step = seconds(steps_of(run, 100), 7) / 100
         out[name] = {
             "step_us": 1e6 * step,
             "operations": operations,
             "share_of_matmul_rate": operations / step / rate,
-            "seconds_to_first_step": first,
             "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20,
         }
         print(name, out[name], flush=True)
@@ -171,8 +169,7 @@ def part_epochs(data: ArrayDataset, rate: float) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 times[kind].append(time.perf_counter() - start)
         medians = {kind: statistics.median(values[1:]) for kind, values in times.items()}
-        run = runs["unlifted"]
-        augmentation = seconds(lambda run=run: run.data.load_epoch(0))
+        augmentation = augmentation_seconds(runs["unlifted"])
         out[name] = {
             "epoch_seconds": medians,
             "overhead": {k: medians[k] / medians["unlifted"] - 1 for k in ("exact", "running", "isotropic")},
@@ -180,9 +177,70 @@ def part_epochs(data: ArrayDataset, rate: float) -> dict[str, Any]:
             "augmentation_share": augmentation / medians["unlifted"],
         }
         print(name, out[name], flush=True)
-        del runs, run
+        del runs
         gc.collect()
         torch.cuda.empty_cache()
+    return out
+
+
+def augmentation_seconds(run: Run) -> float:
+    """What preparing the next epoch's images adds to an epoch of steps: with it, and without, in turn."""
+
+    def steps(prepare: bool) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        with torch.cuda.stream(run.step.stream):
+            run.data.load_epoch(run.epoch)
+            for _ in range(run.data.steps):
+                run.step.run()
+        if prepare:
+            run.data.prepare(run.epoch)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    times: dict[bool, list[float]] = {True: [], False: []}
+    steps(True)
+    for _ in range(4):
+        for prepare in times:
+            run.step.counter.zero_()
+            times[prepare].append(steps(prepare))
+    return statistics.median(times[True]) - statistics.median(times[False])
+
+
+START = """
+import sys, time
+sys.path.insert(0, {here!r})
+import torch
+import engine
+run = engine.Run(engine.config({model!r}), engine.synthetic())
+engine.begin(run)
+with torch.cuda.stream(run.step.stream):
+    run.step.run()
+torch.cuda.synchronize()
+print(time.time() - {started})
+import os
+os._exit(0)
+"""
+
+
+def part_start(data: ArrayDataset, rate: float) -> dict[str, Any]:
+    """A new process, from its start to the end of its first step: nothing compiled before, and once more."""
+    out = {}
+    for model in ("resnet8", "vit_s"):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {
+                **os.environ,
+                "TORCHINDUCTOR_CACHE_DIR": cache,
+                "TRITON_CACHE_DIR": f"{cache}/triton",
+            }
+            found = []
+            for _ in range(2):
+                code = START.format(here=str(Path(__file__).parent), model=model, started=time.time())
+                command = [sys.executable, "-c", code]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                found.append(float(done.stdout.split()[-1]))
+        out[model] = dict(zip(("cold_seconds", "warm_seconds"), found, strict=True))
+        print(model, out[model], flush=True)
     return out
 
 
@@ -294,7 +352,13 @@ def part_usual(data: ArrayDataset, rate: float) -> dict[str, Any]:
     return out
 
 
-PARTS = {"step": part_step, "epochs": part_epochs, "pack": part_pack, "usual": part_usual}
+PARTS = {
+    "start": part_start,
+    "step": part_step,
+    "epochs": part_epochs,
+    "pack": part_pack,
+    "usual": part_usual,
+}
 
 
 def main() -> None:
