@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.engine.evaluate import load_deployed
 from protoseam.engine.session import train
@@ -42,10 +42,12 @@ def test_a_seam_of_two_dimensions_is_kept_as_it_is(tmp_path: Path) -> None:
     assert torch.allclose(points(kept), embedded, rtol=1e-3, atol=1e-3)
     assert kept["labels"].split() == [str(label) for label in y[chosen].tolist()]
     assert (kept["width"], kept["shown"]) == (2, 1.0)
-    covariances = np.array(kept["covariances"])
-    assert np.array(kept["prototypes"]).shape == (10, 2)
-    assert covariances.shape == (10, 2, 2)
-    assert (np.linalg.eigvalsh(covariances) >= 0.1**2 - 1e-6).all()  # Σ̃ has the floor in it
+    found = checkpoint.latest(tmp_path / "run" / "checkpoints", torch.device("cpu"))
+    assert found is not None
+    state = found[1]["objective"]
+    assert torch.allclose(torch.tensor(kept["prototypes"]), state["net.prototypes"])
+    factors = state["net.covariance.factors"]
+    assert torch.allclose(torch.tensor(kept["covariances"]), factors @ factors.mT, atol=1e-6)
 
 
 def test_a_wider_last_layer_is_seen_where_it_varies_most(tmp_path: Path) -> None:
@@ -65,10 +67,13 @@ def test_a_wider_last_layer_is_seen_where_it_varies_most(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("covariance", ["isotropic", "exact"])
-def test_every_structure_gives_a_covariance_a_class(tmp_path: Path, covariance: str) -> None:
+def test_a_covariance_shared_by_all_classes_is_given_for_each(tmp_path: Path, covariance: str) -> None:
     lift = LiftConfig(dim=2, rho_max=2.0, covariance=covariance, structure="shared")  # type: ignore[arg-type]
     kept = trained(tmp_path / "run", lift=lift)["embeddings"]
-    assert np.array(kept["covariances"]).shape == (10, 2, 2)
+    assert len(kept["covariances"]) == 10
+    assert all(c == kept["covariances"][0] for c in kept["covariances"])
+    if covariance == "isotropic":  # ρ⁻¹ I and the floor
+        assert torch.allclose(torch.tensor(kept["covariances"][0]), (1 / 2.0 + 0.1**2) * torch.eye(2))
 
 
 def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
