@@ -41,11 +41,12 @@ MINUTES: dict[tuple[str, str], float] = {
 
 # Not the paper's: what stands in for its runs on a CPU (the digits), and the MNIST figure, whose settings it does not
 # state. ConvNet on the digits: the demo's search, at 40 epochs. The rest was chosen, not searched; the MLP's lifted
-# rate is .01 because at .02 one run of k = 4 was lost in a short schedule.
+# rate is .01 because at .02 one run of k = 4 was lost in a short schedule, and MNIST's .005 because its seam reads
+# 3,136 features: at .02 a trial diverged as soon as ρ passed 4.
 _OWN: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
     ("digits", "convnet"): {"baseline": (0.2, 5e-4), "unlifted": (0.1, 1e-3), "protoseam": (0.01, 5e-4)},
     ("digits", "mlp"): {"baseline": (0.1, 5e-4), "unlifted": (0.1, 5e-4), "protoseam": (0.01, 5e-4)},
-    ("mnist", "convnet"): {"baseline": (0.05, 5e-4), "unlifted": (0.05, 5e-4), "protoseam": (0.02, 5e-4)},
+    ("mnist", "convnet"): {"baseline": (0.05, 5e-4), "unlifted": (0.05, 5e-4), "protoseam": (0.005, 5e-4)},
 }
 _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {
@@ -55,7 +56,7 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
         "on_nonfinite": "rewind",
         "device": "cpu",
     },
-    "mnist": {"epochs": 30, "optim": {"warmup_epochs": 1.0}, "lift": {"dim": 2}},
+    "mnist": {"epochs": 30, "optim": {"warmup_epochs": 1.0}, "lift": {"dim": 2}, "on_nonfinite": "rewind"},
 }
 
 
