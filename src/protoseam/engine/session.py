@@ -189,7 +189,7 @@ class _Session:
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
-        if self.config.keep_embeddings:
+        if self.config.keep_embeddings and accuracy is not None:  # there are test images
             self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
             self.directory.write_summary(self.result, deployed.state_dict())
