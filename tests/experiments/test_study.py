@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import statistics
 from pathlib import Path
 
 import pytest
 
-from protoseam.cli.main import main
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
-from protoseam.experiments import paper, study, tables
-from protoseam.experiments.plans import sweep_k, sweep_rho, table_1
-from protoseam.experiments.recipes import NAMES, recipe
+from protoseam.experiments import paper, study
+from protoseam.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
+from protoseam.experiments.recipes import MINUTES, NAMES, RECIPES, recipe
+
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
 SMALL = RunConfig(
     data="digits",
@@ -57,15 +58,32 @@ def test_a_budget_cuts_it_off_and_the_rest_comes_out_the_same(tmp_path: Path) ->
 
 
 def test_the_plan_of_table_1_has_the_papers_54_runs_and_settings() -> None:
-    plan = dict(table_1())
+    plan = dict(table_1(Scope()))
     assert len(plan) == 54
     assert {(c.data, c.model, c.variant) for c in plan.values()} == set(paper.TABLE_1)
     lifted, baseline = plan["cifar100-resnet8-protoseam-43"], plan["cifar100-resnet8-baseline-43"]
     assert (lifted.optim.lr, lifted.optim.weight_decay, lifted.seed, lifted.epochs) == (0.02, 2e-3, 43, 200)
     assert (lifted.lift.dim, lifted.lift.rho_max, lifted.lift.covariance) == (32, 16.0, "exact")
     assert plan["cifar100-resnet8-unlifted-43"].optim == baseline.optim  # paper, rem:confound
-    assert [c.lift.rho_max for _, c in sweep_rho([42])] == [1, 2, 4, 8, 16, 32]
-    assert [c.lift.dim for _, c in sweep_k([42])] == [8, 16, 32, 64, 128]
+
+
+def test_the_sweeps_change_one_setting_and_share_a_run_with_table_1() -> None:
+    one_seed = Scope(seeds=(42,))
+    assert [c.lift.rho_max for _, c in sweep_rho(one_seed)] == [1, 2, 4, 8, 16, 32]
+    assert [c.lift.dim for _, c in sweep_k(one_seed)] == [8, 16, 32, 64, 128]
+    for scope in (Scope(), QUICK):
+        table, rho, k = (dict(plan(scope)) for plan in (table_1, sweep_rho, sweep_k))
+        shared = table.keys() & rho.keys() & k.keys()
+        assert shared == {f"{scope.sweep}-protoseam-{seed}" for seed in scope.seeds}
+        assert all(table[name] == rho[name] == k[name] for name in shared)
+
+
+def test_the_cluster_runs_have_two_dimensions_and_keep_them() -> None:
+    plan = dict(clusters(Scope()))
+    assert list(plan) == [f"clusters-mnist-convnet-{variant}-42" for variant in paper.VARIANTS]
+    for config in plan.values():
+        assert (config.data, config.lift.dim, config.keep_embeddings) == ("mnist", 2, 2000)
+    assert dict(clusters(Scope(epochs=1)))["clusters-mnist-convnet-baseline-42"].epochs == 1
 
 
 def test_the_published_means_are_the_printed_ones() -> None:
@@ -84,33 +102,51 @@ def test_the_published_means_are_the_printed_ones() -> None:
 
 
 def test_recipes_are_found_by_name_and_committed_runs_used_them() -> None:
-    assert len(NAMES) == 18
+    assert set(dict(table_1(Scope()))) == {f"{name}-{s}" for name in NAMES[:18] for s in paper.SEEDS}
     with pytest.raises(ConfigError, match="did you mean cifar10-vit_s-baseline"):
         recipe("cifar10-vit-baseline")
-    for path in (Path(__file__).parents[2] / "results" / "paper").glob("*.json"):
-        row = json.loads(path.read_text())
-        name, _, seed = path.stem.rpartition("-")
-        assert row["config"]["optim"] == dataclasses.asdict(recipe(name).optim)
-        assert row["config"]["seed"] == int(seed)
-        assert row["epochs"] == 200
+    planned = dict(table_1(Scope()))
+    for name, row in study.read_study(RESULTS).items():
+        if name in planned:
+            assert row["config"]["optim"] == dataclasses.asdict(planned[name].optim)
+            assert row["config"]["seed"] == planned[name].seed
+            assert row["epochs"] == 200
 
 
-def test_the_table_shows_what_is_there_and_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed, accuracy in ((42, 0.77), (43, 0.79)):
-        row = {"test_accuracy": accuracy, "epochs": 200}
-        (tmp_path / f"cifar100-resnet8-protoseam-{seed}.json").write_text(json.dumps(row))
-    short = {"test_accuracy": 0.99, "epochs": 30}
-    (tmp_path / "cifar100-resnet8-baseline-42.json").write_text(json.dumps(short))
-    command = ["reproduce", "table1", "--out", str(tmp_path), "--table-only", "--datasets", "cifar100"]
-    assert main([*command, "--models", "resnet8"]) == 0
-    shown = capsys.readouterr().out
-    expected = "| CIFAR-100 | ResNet-8 | ProtoSeam | 77.00 | 79.00 | missing | 78.00 | 2.00 | 78.34 | -0.34 |"
-    assert expected in shown
+def test_a_recipe_says_its_command_its_time_and_the_papers_number() -> None:
+    told = RECIPES["tinyimagenet-vit_s-unlifted"].__doc__ or ""
     assert (
-        "| CIFAR-100 | ResNet-8 | Baseline | missing | missing | missing | missing |  | 76.76 |  |" in shown
+        "TinyImageNet, ViT-S, Unlifted: learning rate 0.1, weight decay 0.0002 (Baseline's), 200 epochs"
+        in told
     )
-    assert "3 of 9 runs are in" in shown
-    cells = tables.table_1(study.read_study(tmp_path), ["cifar100"], ["resnet8"])
-    assert tables.csv_table(cells).splitlines()[3].endswith("77.00,79.00,missing,78.00,2.00,78.34,-0.34")
+    assert "``protoseam train --recipe tinyimagenet-vit_s-unlifted``" in told
+    assert "Expect 47.93 % test accuracy (paper; at seeds 42, 43, 44: 48.54, 47.48, 47.76)" in told
+    for name, make in RECIPES.items():
+        config, told = make(), make.__doc__ or ""
+        assert f"{config.data}-{config.model}-{config.variant}" == name
+        assert f"learning rate {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}" in told
+        assert f"{config.epochs} epochs" in told
+    assert "5.4 min on one H200" in (RECIPES["cifar100-resnet8-protoseam"].__doc__ or "")
+
+
+def test_the_measured_times_are_those_of_the_committed_runs() -> None:
+    """A family of runs with files has its time in ``recipes.MINUTES``, and that is the files' median."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for name, row in study.read_study(RESULTS).items():
+        if name in dict(table_1(Scope())):
+            config = row["config"]
+            seconds.setdefault((config["data"], config["model"]), []).append(row["seconds"])
+    for family, found in seconds.items():
+        minutes = statistics.median(found) / 60
+        assert MINUTES.get(family) == pytest.approx(minutes, rel=0.2), (
+            f"recipes.MINUTES[{family}] should be {minutes:.1f}, by the files of results/paper"
+        )
+
+
+def test_a_file_that_is_no_finished_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text('{"epochs": 2')
+    with pytest.raises(ConfigError, match=r"cut\.json is not JSON"):
+        study.read_study(tmp_path)
+    (tmp_path / "cut.json").write_text('{"epochs": 2, "config": {}, "metrics": []}')
+    with pytest.raises(ConfigError, match="it has no test_accuracy"):
+        study.read_study(tmp_path)

@@ -1,56 +1,192 @@
-"""``protoseam reproduce``: the paper's runs, a study directory at a time, and their table."""
+"""``protoseam reproduce``: the paper's runs, a study directory at a time, and their tables and figures."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
+import sys
+import time
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-PARTS = ("table1", "sweep-rho", "sweep-k")
+if TYPE_CHECKING:
+    from protoseam.experiments.aggregate import Runs
+    from protoseam.experiments.plans import Scope
+    from protoseam.experiments.study import Planned
+
+WHAT = {
+    "table1": "tab:main, its paired differences and hyperparameters",
+    "sweep-rho": "fig:penalty-sweep (a)",
+    "sweep-k": "fig:penalty-sweep (b)",
+    "curves": "training curves of table1's runs",
+    "clusters": "fig:cluster: MNIST at k = 2",
+    "toy": "the toy model's table and figures",
+    "all": "everything, tables first",
+    "recipes": "list the settings of all runs, and run nothing",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from protoseam.experiments import paper
 
-    parser.add_argument("part", choices=PARTS, help="table1: tab:main; the sweeps: fig:penalty-sweep")
+    parts = "; ".join(f"{part}: {what}" for part, what in WHAT.items())
+    parser.add_argument("part", choices=WHAT, metavar="PART", help=parts)
     parser.add_argument(
-        "--out", type=Path, default=Path("results/paper"), metavar="DIR", help="the study's directory"
+        "--quick",
+        action="store_true",
+        help="digits and small networks instead of the paper's: every table and figure in minutes on a CPU",
     )
-    parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS, default=list(paper.DATASETS))
-    parser.add_argument("--models", nargs="+", choices=paper.MODELS, default=list(paper.MODELS))
-    parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS, default=list(paper.VARIANTS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(paper.SEEDS))
-    parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--pack", type=int, default=3, metavar="R", help="runs trained side by side")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the study's directory (results/paper; with --quick quick-output)",
+    )
+    parser.add_argument("--report", type=Path, metavar="DIR", help="where tables and figures go (OUT/report)")
+    parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS)
+    parser.add_argument("--models", nargs="+", choices=paper.MODELS)
+    parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")
+    parser.add_argument("--pack", type=int, default=3, metavar="R", help="runs trained side by side (3)")
     parser.add_argument(
         "--budget-minutes", type=float, help="stop cleanly within this time; start again to go on"
     )
     parser.add_argument("--data-root", help="where the data sets lie")
-    parser.add_argument("--table-only", action="store_true", help="run nothing, print what is there")
+    parser.add_argument("--table-only", action="store_true", help="train nothing: report what is there")
+    parser.add_argument(
+        "--readme",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="also rewrite the generated tables in these Markdown files",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    from protoseam.experiments import plans, tables
-    from protoseam.experiments.study import done, read_study, run_study
+    if args.part == "recipes":
+        return _list_recipes()
+    if args.quick and (args.datasets or args.models or args.readme):
+        print(
+            "protoseam reproduce: --quick has its own data and networks, none of them the paper's: leave out "
+            "--datasets, --models and --readme",
+            file=sys.stderr,
+        )
+        return 2
+    from protoseam.experiments import reporting
+    from protoseam.experiments.study import read_study
 
-    common = {"epochs": args.epochs, "data_root": args.data_root}
-    if args.part == "table1":
-        plan = plans.table_1(args.datasets, args.models, args.seeds, args.variants, **common)
-    else:
-        plan = {"sweep-rho": plans.sweep_rho, "sweep-k": plans.sweep_k}[args.part](args.seeds, **common)
-    complete = True
-    if not args.table_only:
-        budget = None if args.budget_minutes is None else 60 * args.budget_minutes
-        complete = run_study(plan, args.out, pack=args.pack, budget_seconds=budget)
-    runs = read_study(args.out)
-    if args.part == "table1":
-        cells = tables.table_1(runs, args.datasets, args.models, args.seeds)
-        print(tables.markdown_table(cells, args.seeds), end="")
-    else:
-        for name, _ in plan:
-            print(f"{name}: {100 * runs[name]['test_accuracy']:.2f}" if name in runs else f"{name}: missing")
-    left = sum(not done(args.out, name) for name, _ in plan)
-    print(
-        f"{len(plan) - left} of {len(plan)} runs are in {args.out}"
-        + ("" if complete else "; start again to go on")
-    )
+    scope = _scope(args)
+    out = args.out or Path("quick-output" if args.quick else "results/paper")
+    parts = reporting.PARTS if args.part == "all" else (args.part,)
+    undrawn = any(part != "table1" for part in parts) and not reporting.can_draw()
+    if undrawn:
+        print("figures need matplotlib: pip install 'protoseam[report]'; tables do without", file=sys.stderr)
+    if args.table_only and not out.is_dir():
+        print(
+            f"protoseam reproduce: there is no study in {out}; run it without --table-only", file=sys.stderr
+        )
+        return 2
+    sound = args.table_only or _train(args, parts, scope, out)
+    runs = read_study(out)
+    _show(parts, runs, scope, out)
+    written = reporting.write_report(parts, runs, scope, args.report or out / "report")
+    print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
+    if args.readme:
+        from protoseam.experiments.documents import blocks, fill
+
+        for document in args.readme:
+            print(f"{document}: {'rewritten' if fill(document, blocks(runs)) else 'is up to date'}")
+    return 0 if sound and not undrawn else 1
+
+
+def _scope(args: argparse.Namespace) -> Scope:
+    from protoseam.experiments.plans import QUICK, Scope
+
+    names = ("datasets", "models", "variants", "seeds", "epochs", "data_root")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return dataclasses.replace(QUICK if args.quick else Scope(), **given)
+
+
+def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
+    """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
+    from protoseam.errors import ProtoSeamError
+    from protoseam.experiments.reporting import TOY
+    from protoseam.experiments.study import run_study
+    from protoseam.seam.guards import SeamWarning
+
+    deadline = math.inf if args.budget_minutes is None else time.monotonic() + 60 * args.budget_minutes
+    sound = True
+    with warnings.catch_warnings():
+        if args.quick:
+            import torch
+
+            torch.set_num_threads(1)  # networks this small lose more than they gain by sharing cores
+            warnings.simplefilter("ignore", SeamWarning)  # short schedules and few images, and known to be
+        for part, plan in _lacking(parts, scope, out):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            print(f"{part}: {len(plan)} runs to train on {plan[0][1].data}", flush=True)
+            budget = None if math.isinf(left) else left
+            try:
+                if not run_study(plan, out, pack=args.pack, budget_seconds=budget, quiet=args.quick):
+                    break
+            except ProtoSeamError as error:  # the rest may well be possible
+                print(f"protoseam reproduce {part}: {error}", file=sys.stderr)
+                sound = False
+        if TOY in parts and time.monotonic() < deadline:
+            _simulate_toy(out, args.quick)
+    return sound
+
+
+def _lacking(parts: tuple[str, ...], scope: Scope, out: Path) -> list[tuple[str, list[Planned]]]:
+    """What is still to be trained, by part and data set: one that is not there must not stop the others."""
+    from protoseam.experiments.plans import PLANS
+    from protoseam.experiments.study import done
+
+    groups: dict[tuple[str, str], list[Planned]] = {}
+    seen: set[str] = set()
+    for part in parts:
+        for name, config in PLANS[part](scope) if part in PLANS else []:
+            if name not in seen and not done(out, name):
+                groups.setdefault((part, config.data), []).append((name, config))
+            seen.add(name)
+    return [(part, plan) for (part, _), plan in groups.items()]
+
+
+def _simulate_toy(out: Path, quick: bool) -> None:
+    from protoseam.engine.files import write_json
+    from protoseam.theory import toy
+
+    samples, seeds = (20_000, 10) if quick else (200_000, 25)  # paper, §toy-numerics
+    if not (out / "toy.json").exists():
+        rows = toy.simulate(samples=samples, seeds=seeds).rows()
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "toy.json", {"name": "toy", "samples": samples, "seeds": seeds, "rows": rows})
+
+
+def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path) -> None:
+    from protoseam.experiments import reporting, tables
+
+    for part in parts:
+        for name, table in reporting.part_tables(part, runs, scope).items():
+            if name != "hyperparameters":
+                print(f"{table.caption}\n\n{tables.markdown(table)}")
+        absent, uncounted, total = reporting.shortfall(part, runs, scope)
+        print(f"{part}: {total - len(absent) - len(uncounted)} of {total} runs are in {out}", end="")
+        print("; start again to go on" if absent else "")
+        for name in uncounted:
+            print(
+                f"  {name} is of {runs[name]['epochs']} epochs and not counted: move {out / name}.json away to run it"
+            )
+
+
+def _list_recipes() -> int:
+    from protoseam.experiments.recipes import RECIPES
+
+    for make in RECIPES.values():
+        print(f"{make.__doc__}")
     return 0

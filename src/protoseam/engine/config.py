@@ -98,6 +98,7 @@ class RunConfig:
         checkpoint_every: epochs between checkpoints.
         eval_every: epochs between validation passes (the last epoch always has one).
         audit_every: epochs between theory audits on the validation data, and one after the last; 0: never.
+        keep_embeddings: test images whose embeddings the summary keeps, in two dimensions, for a picture; 0: none.
     """
 
     data: str = "digits"
@@ -121,6 +122,7 @@ class RunConfig:
     checkpoint_every: int = 10
     eval_every: int = 1
     audit_every: int = 0
+    keep_embeddings: int = 0
 
     def __post_init__(self) -> None:
         for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
@@ -133,6 +135,8 @@ class RunConfig:
                 f"audit_every={self.audit_every} with validation={self.validation}: it is a number of epochs (0: "
                 "never), and an audit needs validation data"
             )
+        if self.keep_embeddings < 0:
+            raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
         if not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
 

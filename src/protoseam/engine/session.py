@@ -19,6 +19,7 @@ from protoseam.data.loading import load
 from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, RunConfig, to_dict
 from protoseam.engine.distributed import Processes, join
+from protoseam.engine.embeddings import embeddings
 from protoseam.engine.log import Progress
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundir import RunDirectory
@@ -188,6 +189,8 @@ class _Session:
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
+        if self.config.keep_embeddings and accuracy is not None:  # there are test images
+            self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
             self.directory.write_summary(self.result, deployed.state_dict())
 

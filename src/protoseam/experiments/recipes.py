@@ -1,70 +1,139 @@
-"""The paper's settings, one function for each data set and network: tab:hyperparameters.
+"""The settings of every run: one function for each data set × network × variant, documented from its numbers.
 
-A recipe is a function from a variant to a config. ``protoseam train --recipe cifar100-resnet8-protoseam``.
+Data in: a name, DATA-MODEL-VARIANT; data out: a config. ``protoseam train --recipe cifar100-resnet8-protoseam``;
+``protoseam reproduce recipes`` lists them. The paper's own numbers come from :mod:`protoseam.experiments.paper`.
 """
 
 from __future__ import annotations
 
 import difflib
+import statistics
 from collections.abc import Callable
+from typing import Any, cast
 
-from protoseam.engine.config import ConfigError, OptimConfig, RunConfig, Variant
+from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, Variant
+from protoseam.experiments import paper
 
-__all__ = ["NAMES", "recipe"]
+__all__ = ["MINUTES", "NAMES", "RECIPES", "TITLES", "Recipe", "recipe"]
+
+Recipe = Callable[[], RunConfig]
+
+TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tinyimagenet": "TinyImageNet",
+    "mnist": "MNIST",
+    "digits": "Digits",
+    "resnet8": "ResNet-8",
+    "vit_s": "ViT-S",
+    "convnet": "small ConvNet",
+    "mlp": "small MLP",
+    "baseline": "Baseline",
+    "unlifted": "Unlifted",
+    "protoseam": "ProtoSeam",
+}
+
+# Measured: minutes a run of 200 epochs on one H200, the three variants side by side. A test holds them to the files
+# of results/paper/.
+MINUTES: dict[tuple[str, str], float] = {
+    ("cifar100", "resnet8"): 5.4,
+}
+
+# Not the paper's: what stands in for its runs on a CPU (the digits), and the MNIST figure, whose settings it does not
+# state. ConvNet on the digits: the demo's search, at 40 epochs. The rest was chosen, not searched; the MLP's lifted
+# rate is .01 because at .02 one run of k = 4 was lost in a short schedule, and MNIST's .005 because its seam reads
+# 3,136 features: at .02 a trial diverged as soon as ρ passed 4.
+_OWN: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
+    ("digits", "convnet"): {"baseline": (0.2, 5e-4), "unlifted": (0.1, 1e-3), "protoseam": (0.01, 5e-4)},
+    ("digits", "mlp"): {"baseline": (0.1, 5e-4), "unlifted": (0.1, 5e-4), "protoseam": (0.01, 5e-4)},
+    ("mnist", "convnet"): {"baseline": (0.05, 5e-4), "unlifted": (0.05, 5e-4), "protoseam": (0.005, 5e-4)},
+}
+_OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "batch_size": 64,
+        "epochs": 25,
+        "optim": {"warmup_epochs": 1.0},
+        "on_nonfinite": "rewind",
+        "device": "cpu",
+    },
+    "mnist": {"epochs": 30, "optim": {"warmup_epochs": 1.0}, "lift": {"dim": 2}, "on_nonfinite": "rewind"},
+}
 
 
-def _tuned(
-    data: str, model: str, variant: Variant, end_to_end: tuple[float, float], lifted: tuple[float, float]
-) -> RunConfig:
-    """Unlifted inherits Baseline's learning rate and weight decay (paper, rem:confound)."""
-    lr, decay = lifted if variant == "protoseam" else end_to_end
-    return RunConfig(
-        data=data, model=model, variant=variant, epochs=200, optim=OptimConfig(lr=lr, weight_decay=decay)
+def _of_the_paper(data: str, model: str, variant: Variant) -> Recipe:
+    """tab:hyperparameters. Unlifted inherits Baseline's learning rate and weight decay (rem:confound)."""
+    lr, decay = paper.TUNED[data, model, "protoseam" if variant == "protoseam" else "baseline"]
+
+    def make() -> RunConfig:
+        optim = OptimConfig(lr=lr, weight_decay=decay)
+        return RunConfig(data=data, model=model, variant=variant, epochs=paper.EPOCHS, optim=optim)
+
+    seeds = paper.TABLE_1[data, model, variant]
+    minutes = MINUTES.get((data, model))
+    runtime = (
+        "not measured yet" if minutes is None else f"{minutes:g} min on one H200, three runs side by side"
+    )
+    inherited = " (Baseline's)" if variant == "unlifted" else ""
+    return _documented(
+        make,
+        data,
+        model,
+        variant,
+        f"learning rate {lr:g}, weight decay {decay:g}{inherited}, {paper.EPOCHS} epochs",
+        runtime,
+        f"Expect {statistics.fmean(seeds):.2f} % test accuracy (paper; at seeds "
+        f"{', '.join(map(str, paper.SEEDS))}: {', '.join(f'{value:.2f}' for value in seeds)}).",
     )
 
 
-def cifar10_resnet8(variant: Variant) -> RunConfig:
-    return _tuned("cifar10", "resnet8", variant, (0.02, 1e-3), (0.05, 5e-4))
+def _of_our_own(data: str, model: str, variant: Variant) -> Recipe:
+    lr, decay = _OWN[data, model][variant]
+
+    def make() -> RunConfig:
+        settings = dict(_OWN_SETTINGS[data])
+        optim = OptimConfig(lr=lr, weight_decay=decay, **settings.pop("optim"))
+        lift = LiftConfig(**settings.pop("lift", {}))
+        return RunConfig(
+            data=data, model=model, variant=variant, augment="none", optim=optim, lift=lift, **settings
+        )
+
+    epochs = _OWN_SETTINGS[data]["epochs"]
+    settings = f"learning rate {lr:g}, weight decay {decay:g}, {epochs} epochs"
+    runtime = "seconds on a CPU" if data == "digits" else "not measured yet"
+    return _documented(make, data, model, variant, settings, runtime, "The paper has no such number.")
 
 
-def cifar10_vit_s(variant: Variant) -> RunConfig:
-    return _tuned("cifar10", "vit_s", variant, (0.02, 1e-4), (0.01, 5e-4))
+def _documented(
+    make: Recipe, data: str, model: str, variant: str, settings: str, runtime: str, expected: str
+) -> Recipe:
+    name = f"{data}-{model}-{variant}"
+    make.__name__ = make.__qualname__ = name.replace("-", "_")
+    make.__doc__ = (
+        f"{TITLES[data]}, {TITLES[model]}, {TITLES[variant]}: {settings}.\n\n"
+        f"``protoseam train --recipe {name}``; {runtime}.\n{expected}\n"
+    )
+    return make
 
 
-def cifar100_resnet8(variant: Variant) -> RunConfig:
-    return _tuned("cifar100", "resnet8", variant, (0.05, 2e-3), (0.02, 2e-3))
+def _all() -> dict[str, Recipe]:
+    variants = cast("tuple[Variant, ...]", paper.VARIANTS)
+    families = [(data, model, _of_the_paper) for data in paper.DATASETS for model in paper.MODELS]
+    families += [(data, model, _of_our_own) for data, model in _OWN]
+    return {
+        f"{data}-{model}-{variant}": make(data, model, variant)
+        for data, model, make in families
+        for variant in variants
+    }
 
 
-def cifar100_vit_s(variant: Variant) -> RunConfig:
-    return _tuned("cifar100", "vit_s", variant, (0.01, 1e-4), (0.01, 5e-4))
-
-
-def tinyimagenet_resnet8(variant: Variant) -> RunConfig:
-    return _tuned("tinyimagenet", "resnet8", variant, (0.05, 1e-3), (0.02, 2e-3))
-
-
-def tinyimagenet_vit_s(variant: Variant) -> RunConfig:
-    return _tuned("tinyimagenet", "vit_s", variant, (0.1, 2e-4), (0.01, 5e-4))
-
-
-_FAMILIES: dict[str, Callable[[Variant], RunConfig]] = {
-    "cifar10-resnet8": cifar10_resnet8,
-    "cifar10-vit_s": cifar10_vit_s,
-    "cifar100-resnet8": cifar100_resnet8,
-    "cifar100-vit_s": cifar100_vit_s,
-    "tinyimagenet-resnet8": tinyimagenet_resnet8,
-    "tinyimagenet-vit_s": tinyimagenet_vit_s,
-}
-_VARIANTS: tuple[Variant, ...] = ("baseline", "unlifted", "protoseam")
-NAMES: tuple[str, ...] = tuple(f"{family}-{variant}" for family in _FAMILIES for variant in _VARIANTS)
+RECIPES = _all()
+NAMES: tuple[str, ...] = tuple(RECIPES)
 
 
 def recipe(name: str) -> RunConfig:
     """The config of DATA-MODEL-VARIANT, e.g. ``cifar100-resnet8-protoseam``."""
-    family, _, last = name.rpartition("-")
-    for variant in _VARIANTS:
-        if variant == last and family in _FAMILIES:
-            return _FAMILIES[family](variant)
+    if name in RECIPES:
+        return RECIPES[name]()
     close = difflib.get_close_matches(name, NAMES, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(NAMES)}"
     raise ConfigError(f"there is no recipe {name!r}; {hint}")

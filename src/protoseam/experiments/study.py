@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from protoseam.engine.config import RunConfig
+from protoseam.engine.config import ConfigError, RunConfig
 from protoseam.engine.files import write_json
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import Interrupted, train_packed
@@ -76,4 +76,19 @@ def _collect(folder: Path, name: str) -> None:
 
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:
     """All finished runs of a study (or of several, copied together), by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not JSON ({error}): copy it again, or delete it to run it again"
+        ) from error
+    lacking = {"epochs", "test_accuracy", "config", "metrics"}.difference(row) if "rows" not in row else set()
+    if lacking:  # "rows" is the toy model's file
+        raise ConfigError(
+            f"{path} is no finished run, it has no {', '.join(sorted(lacking))}: move it elsewhere"
+        )
+    return dict(row)

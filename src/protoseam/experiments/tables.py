@@ -1,103 +1,201 @@
-"""Tables from raw results only: what is not there is said to be missing."""
+"""Tables from raw results only, as CSV, Markdown and LaTeX (booktabs): what is not there is said to be missing.
+
+Data in: records of :mod:`protoseam.experiments.aggregate`; data out: a :class:`Table` of text, or its three forms.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-import statistics
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protoseam.experiments import paper
+from protoseam.experiments.aggregate import Cell, Difference, Point, Runs
+from protoseam.experiments.plans import Scope
+from protoseam.experiments.recipes import TITLES
 
-__all__ = ["Cell", "csv_table", "markdown_table", "table_1"]
+__all__ = [
+    "Table", "csv_text", "hyperparameters", "latex", "markdown", "paired", "sweep_table", "table_1", "toy_table",
+]  # fmt: skip
 
-TITLES = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tinyimagenet": "TinyImageNet",
-    "resnet8": "ResNet-8",
-    "vit_s": "ViT-S",
-    "baseline": "Baseline",
-    "unlifted": "Unlifted",
-    "protoseam": "ProtoSeam",
-}
+MISSING = "missing"
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One row of tab:main: a data set, a network and a variant over its seeds, in percent."""
+class Table:
+    """Text in rows under a header; ``note`` goes with it wherever it goes."""
 
-    data: str
-    model: str
-    variant: str
-    by_seed: dict[int, float]
-    published: float
-
-    @property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
-
-    @property
-    def spread(self) -> float | None:
-        values = self.by_seed.values()
-        return max(values) - min(values) if len(values) > 1 else None
+    caption: str
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    note: str = ""
 
 
-def table_1(
-    runs: dict[str, dict[str, Any]],
-    datasets: Sequence[str] = paper.DATASETS,
-    models: Sequence[str] = paper.MODELS,
-    seeds: Sequence[int] = paper.SEEDS,
-) -> list[Cell]:
-    """tab:main from the files of a study, runs of other lengths than the paper's left out."""
-    cells = []
-    for data in datasets:
-        for model in models:
-            for variant in paper.VARIANTS:
-                found = {seed: runs.get(f"{data}-{model}-{variant}-{seed}") for seed in seeds}
-                by_seed = {
-                    s: 100 * run["test_accuracy"] for s, run in found.items() if run and run["epochs"] == 200
-                }
-                published = statistics.fmean(paper.TABLE_1[data, model, variant])
-                cells.append(Cell(data, model, variant, by_seed, published))
-    return cells
+# ---------------------------------------------------------------------- what the tables say
 
 
-def _columns(cell: Cell, seeds: Sequence[int]) -> list[str]:
-    def shown(value: float | None, form: str = ".2f") -> str:
-        return "missing" if value is None else format(value, form)
-
-    difference = None if cell.mean is None else cell.mean - cell.published
-    spread = "" if cell.spread is None else f"{cell.spread:.2f}"
-    names = [TITLES[cell.data], TITLES[cell.model], TITLES[cell.variant]]
-    by_seed = [shown(cell.by_seed.get(seed)) for seed in seeds]
-    to_paper = "" if difference is None else f"{difference:+.2f}"
-    return [*names, *by_seed, shown(cell.mean), spread, f"{cell.published:.2f}", to_paper]
+def _table(caption: str, header: tuple[str, ...], rows: list[list[str]], scope: Scope) -> Table:
+    """Without the paper's columns where the runs are not the paper's."""
+    kept = [i for i, name in enumerate(header) if not (scope.note and "paper" in name)]
+    return Table(
+        caption, tuple(header[i] for i in kept), [[row[i] for i in kept] for row in rows], scope.note
+    )
 
 
-def _header(seeds: Sequence[int]) -> list[str]:
-    return [
-        "data",
-        "network",
-        "variant",
-        *(f"seed {s}" for s in seeds),
-        "mean",
-        "spread",
-        "paper",
-        "to paper",
-    ]
+def table_1(table: Sequence[Cell], scope: Scope) -> Table:
+    seeds = [f"seed {seed}" for seed in scope.seeds]
+    header = ("data", "network", "variant", *seeds, "mean", "spread", "paper", "to paper")
+    rows = []
+    for cell in table:
+        to_paper = (
+            cell.mean - cell.published if cell.mean is not None and cell.published is not None else None
+        )
+        by_seed = [_shown(cell.by_seed.get(seed)) for seed in scope.seeds]
+        numbers = [_shown(cell.mean), _shown(cell.spread, ""), _shown(cell.published, ""), _signed(to_paper)]
+        rows.append([TITLES[cell.data], TITLES[cell.model], TITLES[cell.variant], *by_seed, *numbers])
+    caption = (
+        "Test accuracy in %, after the paper's Table 1 (tab:main); spread is the largest minus the smallest."
+    )
+    return _table(caption, header, rows, scope)
 
 
-def markdown_table(cells: Sequence[Cell], seeds: Sequence[int] = paper.SEEDS) -> str:
-    rows = [_header(seeds), ["---"] * (7 + len(seeds)), *(_columns(cell, seeds) for cell in cells)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+def paired(found: Sequence[Difference], scope: Scope) -> Table:
+    seeds = [f"seed {seed}" for seed in scope.seeds]
+    header = ("data", "network", "difference", *seeds, "mean", "95 % interval", "paper")
+    rows = []
+    for row in found:
+        by_seed = [_signed(row.by_seed.get(seed), MISSING) for seed in scope.seeds]
+        names = [TITLES[row.data], TITLES[row.model], " − ".join(TITLES[v] for v in row.variants)]
+        numbers = [_signed(row.mean, MISSING), _interval(row), _signed(row.published)]
+        rows.append([*names, *by_seed, *numbers])
+    caption = (
+        "Differences in points, paired over seeds, with the 95 % interval of Student's t; paper is the difference of "
+        "its means. Seeds are few: the intervals are wide."
+    )
+    return _table(caption, header, rows, scope)
 
 
-def csv_table(cells: Sequence[Cell], seeds: Sequence[int] = paper.SEEDS) -> str:
+def _interval(row: Difference) -> str:
+    if row.interval is not None:
+        return f"{row.interval[0]:+.2f} to {row.interval[1]:+.2f}"
+    return "none: one seed" if row.by_seed else MISSING
+
+
+def hyperparameters(runs: Runs, scope: Scope) -> Table:
+    """tab:hyperparameters, beside what the files say was used."""
+    header = ("data", "network", "variant", "paper lr", "paper decay", "used lr", "used decay")
+    rows = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for variant in scope.variants:
+                names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
+                optims = [runs[name]["config"]["optim"] for name in names if name in runs]
+                used = [_values(o[key] for o in optims) for key in ("lr", "weight_decay")]
+                tuned = paper.TUNED.get((data, model, variant))
+                if tuned is not None:
+                    stated = [f"{value:g}" for value in tuned]
+                else:
+                    inherits = variant == "unlifted" and data in paper.DATASETS
+                    stated = ["Baseline's" if inherits else ""] * 2
+                rows.append([TITLES[data], TITLES[model], TITLES[variant], *stated, *used])
+    return _table("Learning rate and weight decay (tab:hyperparameters).", header, rows, scope)
+
+
+def _values(values: Any) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(set(values))) or MISSING
+
+
+def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
+    name = {"rho_max": "ρmax", "dim": "k"}[setting]
+    seeds = [f"seed {seed}" for seed in scope.seeds]
+    three = ("mean", "lowest", "highest")
+    header = (name, *seeds, *three, *(f"paper {word}" for word in three), "to paper")
+    rows = []
+    for point in points:
+        by_seed = [_shown(point.by_seed.get(seed)) for seed in scope.seeds]
+        measured, stated = point.measured, point.published
+        to_paper = measured[0] - stated[0] if measured and stated else None
+        columns = [_shown(v) for v in measured or (None,) * 3] + [
+            _shown(v, "") for v in stated or (None,) * 3
+        ]
+        rows.append([str(point.value), *by_seed, *columns, _signed(to_paper)])
+    data, _, model = scope.sweep.partition("-")
+    caption = (
+        f"Test accuracy in % of ProtoSeam over {name}, {TITLES[model]} on {TITLES[data]} (fig:penalty-sweep)."
+    )
+    return _table(caption, header, rows, scope)
+
+
+def toy_table(rows: Sequence[dict[str, float]], note: str = "") -> Table:
+    header = ("σ", "a simulated", "deviation", "a closed form", "slope simulated", "slope closed form")
+    keys = ("a_hat_mean", "a_hat_std", "a_star", "slope_mean", "slope")
+    shown = [[f"{row['sigma']:g}", *(f"{row[key]:.5f}" for key in keys)] for row in rows]
+    return Table("The toy model: simulation beside closed form (fig:toy-selection).", header, shown, note)
+
+
+def _shown(value: float | None, absent: str = MISSING) -> str:
+    return absent if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None, absent: str = "") -> str:
+    return absent if value is None else f"{value:+.2f}"
+
+
+# ---------------------------------------------------------------------- the forms they take
+
+
+def markdown(table: Table) -> str:
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    note = f"**{table.note}**\n\n" if table.note else ""
+    return note + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def csv_text(table: Table) -> str:
+    """Every row carries the note, in a column of its own: a CSV file has no other place for it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_header(seeds))
-    writer.writerows(_columns(cell, seeds) for cell in cells)
+    writer.writerow([*table.header, "note"] if table.note else table.header)
+    writer.writerows([*row, table.note] if table.note else row for row in table.rows)
     return text.getvalue()
+
+
+def latex(table: Table) -> str:
+    r"""A ``table`` float for ``\usepackage{booktabs}``; text left, numbers right."""
+    columns = "".join("r" if any(map(_numeric, column)) else "l" for column in zip(*table.rows, strict=True))
+    caption = f"{table.caption} {table.note[:1].upper() + table.note[1:]}".strip()
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        _row(table.header),
+        r"\midrule",
+        *map(_row, table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{_escaped(caption)}}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _numeric(text: str) -> bool:
+    return text == MISSING or text.replace(".", "").replace("+", "").replace("-", "").isdigit()
+
+
+def _row(texts: Sequence[str]) -> str:
+    return " & ".join(map(_escaped, texts)) + r" \\"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "−": "--", "ρ": r"$\rho$", "σ": r"$\sigma$", "’": "'",
+}  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    escaped = "".join(_LATEX.get(letter, letter) for letter in text).replace(r"$\rho$max", r"$\rho_{\max}$")
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)  # a minus, not a hyphen

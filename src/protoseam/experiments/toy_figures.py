@@ -116,10 +116,14 @@ def perturbation_figure(
     return figure
 
 
-def save_toy_figures(rows: Sequence[dict[str, float]], out: Path, *, seed: int = 0) -> list[Path]:
+def save_toy_figures(
+    rows: Sequence[dict[str, float]], out: Path, *, seed: int = 0, note: str = ""
+) -> list[Path]:
     """Write ``toy-selection`` and ``toy-perturbation`` as PNG and SVG into ``out``; returns the paths."""
     figures = {
         "toy-selection": selection_figure(rows),
         "toy-perturbation": perturbation_figure(generator=torch.Generator().manual_seed(seed)),
     }
+    for figure in figures.values() if note else ():
+        figure.suptitle(note, fontsize=9, color="#b00020")
     return save_figures(figures, out)

@@ -1,0 +1,187 @@
+"""From the raw files of a study to the numbers of its tables and figures.
+
+Data in: finished runs by name (``study.read_study``) and a scope; data out: small records in percent. What a study
+lacks is absent here too: an empty ``by_seed``, an interval that is None. Nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protoseam.experiments import paper
+from protoseam.experiments.plans import Scope, sweep_name
+from protoseam.experiments.study import Planned
+
+__all__ = [
+    "PAIRS", "Band", "Cell", "Difference", "Point", "cells", "counted", "curves", "differences", "sweep",
+]  # fmt: skip
+
+Runs = dict[str, dict[str, Any]]
+PAIRS = (("protoseam", "baseline"), ("protoseam", "unlifted"), ("unlifted", "baseline"))
+
+
+def counted(plan: Sequence[Planned], runs: Runs) -> Runs:
+    """The plan's runs that are there and long enough to count: on the paper's data sets, its 200 epochs."""
+    found: Runs = {}
+    for name, config in plan:
+        needed = paper.EPOCHS if config.data in paper.DATASETS else config.epochs
+        if name in runs and runs[name].get("epochs") == needed:
+            found[name] = runs[name]
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of tab:main: a data set, a network and a variant over its seeds, in percent."""
+
+    data: str
+    model: str
+    variant: str
+    by_seed: dict[int, float]
+    published: float | None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def spread(self) -> float | None:
+        values = self.by_seed.values()
+        return max(values) - min(values) if len(values) > 1 else None
+
+
+def cells(runs: Runs, scope: Scope) -> list[Cell]:
+    """tab:main."""
+    found = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for variant in scope.variants:
+                by_seed = _by_seed(runs, {s: f"{data}-{model}-{variant}-{s}" for s in scope.seeds})
+                published = paper.TABLE_1.get((data, model, variant))
+                mean = None if published is None else statistics.fmean(published)
+                found.append(Cell(data, model, variant, by_seed, mean))
+    return found
+
+
+def _by_seed(runs: Runs, names: dict[int, str]) -> dict[int, float]:
+    return {seed: 100 * runs[name]["test_accuracy"] for seed, name in names.items() if name in runs}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One variant minus another on the same data set, network and seeds, in points."""
+
+    data: str
+    model: str
+    variants: tuple[str, str]
+    by_seed: dict[int, float]
+    published: float | None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the mean, Student's t over the seeds; None with fewer than two."""
+        values = list(self.by_seed.values())
+        if len(values) < 2:
+            return None
+        from scipy.stats import t  # a second to import, so only when there is something to compute
+
+        mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+        reach = float(t.ppf(0.975, len(values) - 1)) * error
+        return mean - reach, mean + reach
+
+
+def differences(table: Sequence[Cell]) -> list[Difference]:
+    """Paired over seeds: a seed counts where both variants have it."""
+    by_key = {(cell.data, cell.model, cell.variant): cell for cell in table}
+    found = []
+    for data, model in dict.fromkeys((cell.data, cell.model) for cell in table):
+        for pair in PAIRS:
+            one, other = (by_key.get((data, model, variant)) for variant in pair)
+            if one is None or other is None:
+                continue  # a variant that was not asked for
+            by_seed = {s: v - other.by_seed[s] for s, v in one.by_seed.items() if s in other.by_seed}
+            stated = one.published, other.published
+            published = None if stated[0] is None or stated[1] is None else stated[0] - stated[1]
+            found.append(Difference(data, model, pair, by_seed, published))
+    return found
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a sweep over its seeds, in percent; ``published`` is the paper's (mean, lowest, highest)."""
+
+    value: int
+    by_seed: dict[int, float]
+    published: tuple[float, float, float] | None
+
+    @property
+    def measured(self) -> tuple[float, float, float] | None:
+        """Mean, lowest and highest."""
+        values = self.by_seed.values()
+        return (statistics.fmean(values), min(values), max(values)) if values else None
+
+
+def sweep(runs: Runs, scope: Scope, setting: str) -> list[Point]:
+    """fig:penalty-sweep, for ``setting`` rho_max or dim."""
+    values, published = {
+        "rho_max": (scope.rhos, paper.SWEEP_RHO),
+        "dim": (scope.dims, paper.SWEEP_K),
+    }[setting]
+    points = []
+    for value in values:
+        by_seed = _by_seed(runs, {s: sweep_name(scope, setting, value, s) for s in scope.seeds})
+        mean, above, below = published.get(value, (math.nan,) * 3)
+        stated = (mean, mean - below, mean + above)
+        points.append(Point(value, by_seed, None if scope.note else stated))
+    return points
+
+
+@dataclass(frozen=True)
+class Band:
+    """A quantity over the epochs: mean, lowest and highest of the seeds."""
+
+    data: str
+    model: str
+    variant: str
+    quantity: str  # "validation accuracy", or a term of the loss
+    epochs: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def curves(runs: Runs, scope: Scope) -> list[Band]:
+    """fig:tin-vit-training-curves, for every data set and network that has runs."""
+    bands = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for variant in scope.variants:
+                names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
+                metrics = [runs[name]["metrics"] for name in names if name in runs]
+                for quantity, series in _series(metrics):
+                    epochs = sorted(set.intersection(*(set(one) for one in series)))
+                    columns = [[one[epoch] for one in series] for epoch in epochs]
+                    mean, low, high = ([f(c) for c in columns] for f in (statistics.fmean, min, max))
+                    bands.append(Band(data, model, variant, quantity, epochs, mean, low, high))
+    return bands
+
+
+def _series(metrics: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[dict[int, float]]]]:
+    """Each quantity as one {epoch: value} a seed."""
+    if not metrics or not all(metrics):
+        return
+    accuracy = [
+        {r["epoch"]: 100 * r["validation_accuracy"] for r in rows if r["validation_accuracy"] is not None}
+        for rows in metrics
+    ]
+    yield "validation accuracy", accuracy
+    for term in metrics[0][0]["loss"]:
+        yield term, [{r["epoch"]: r["loss"][term] for r in rows} for rows in metrics]

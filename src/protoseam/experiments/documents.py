@@ -1,0 +1,90 @@
+"""Tables inside documents: README.md and docs/ show what the raw results say, between two comments.
+
+Data in: finished runs, a Markdown file; data out: the file with its blocks rewritten. A test compares them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protoseam.engine.config import ConfigError
+from protoseam.engine.files import write_atomically
+from protoseam.experiments import aggregate, tables
+from protoseam.experiments.aggregate import Cell, Difference, Runs
+from protoseam.experiments.plans import Scope
+from protoseam.experiments.plans import table_1 as plan_of_table_1
+from protoseam.experiments.recipes import TITLES
+from protoseam.experiments.reporting import inventory, part_tables
+
+__all__ = ["blocks", "fill"]
+
+
+def blocks(runs: Runs) -> dict[str, str]:
+    """The generated blocks by name; always of the paper's whole study."""
+    scope = Scope()
+    whole = part_tables("table1", runs, scope)
+    return {
+        "results": _summary(runs, scope),
+        "table1": tables.markdown(whole["table1"]),
+        "differences": tables.markdown(whole["differences"]),
+        "inventory": inventory(runs, scope),
+    }
+
+
+def _summary(runs: Runs, scope: Scope) -> str:
+    """A line for each data set and network: means, and ProtoSeam's distance to Baseline."""
+    cells = aggregate.cells(aggregate.counted(plan_of_table_1(scope), runs), scope)
+    rows = []
+    for gain in aggregate.differences(cells):
+        if gain.variants == ("protoseam", "baseline"):
+            own = [_mean(c, scope) for c in cells if (c.data, c.model) == (gain.data, gain.model)]
+            rows.append([TITLES[gain.data], TITLES[gain.model], *own, _gain(gain)])
+    header = ("data", "network", *(TITLES[v] for v in scope.variants), "ProtoSeam − Baseline")
+    there = sum(len(cell.by_seed) for cell in cells)
+    words = (
+        f"Mean test accuracy in % over seeds {', '.join(map(str, scope.seeds))}, the paper's in parentheses; the "
+        f"difference with its 95 % interval over seeds. Of the {len(cells) * len(scope.seeds)} runs, {there} are in "
+        "[results/paper](results/paper); *missing* was not run yet.\n\n"
+    )
+    return words + tables.markdown(tables.Table("", header, rows))
+
+
+def _mean(cell: Cell, scope: Scope) -> str:
+    published = f"({cell.published:.2f})"
+    if cell.mean is None:
+        return f"{tables.MISSING} {published}"
+    seeds = (
+        "" if len(cell.by_seed) == len(scope.seeds) else f", {len(cell.by_seed)} of {len(scope.seeds)} seeds"
+    )
+    return f"{cell.mean:.2f} {published}{seeds}"
+
+
+def _gain(gain: Difference) -> str:
+    published = f"({gain.published:+.2f})"
+    if gain.mean is None:
+        return f"{tables.MISSING} {published}"
+    interval = "" if gain.interval is None else f" [{gain.interval[0]:+.2f}, {gain.interval[1]:+.2f}]"
+    return f"{gain.mean:+.2f}{interval} {published}"
+
+
+def fill(document: Path, found: dict[str, str]) -> bool:
+    """Rewrite what stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; True if that changed it."""
+    try:
+        text = before = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{document} cannot be read: {error.strerror}") from error
+    filled = 0
+    for name, block in found.items():
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        head, opened, rest = text.partition(begin)
+        _, closed, tail = rest.partition(end)
+        if opened and closed:
+            text, filled = f"{head}{begin}{block}{end}{tail}", filled + 1
+    if not filled:
+        raise ConfigError(
+            f"{document} has no block to fill: put <!-- NAME:begin --> and <!-- NAME:end --> on lines of their own "
+            f"where a table belongs; NAME is one of {', '.join(found)}"
+        )
+    if text != before:
+        write_atomically(document, text.encode())
+    return text != before

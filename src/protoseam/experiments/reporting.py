@@ -1,0 +1,121 @@
+"""From a study to its report: every table and figure, and an index that says what is missing.
+
+Data in: the finished runs of a study and a scope; data out: files in one folder. Raw results are only read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from protoseam.experiments import aggregate, tables
+from protoseam.experiments.aggregate import Runs
+from protoseam.experiments.plans import PLANS, Scope
+from protoseam.experiments.tables import Table
+
+__all__ = ["PARTS", "TOY", "can_draw", "index", "inventory", "part_tables", "shortfall", "write_report"]
+
+_SETTINGS = {"sweep-rho": "rho_max", "sweep-k": "dim"}
+TOY = "toy"  # the toy model's file in a study: simulated, not trained
+PARTS = (*PLANS, TOY)
+
+
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
+    """The tables of a part, by file name; empty for parts that are figures only."""
+    if part == "table1":
+        ours = aggregate.counted(PLANS[part](scope), runs)
+        cells = aggregate.cells(ours, scope)
+        return {
+            "table1": tables.table_1(cells, scope),
+            "differences": tables.paired(aggregate.differences(cells), scope),
+            "hyperparameters": tables.hyperparameters(ours, scope),
+        }
+    if part in _SETTINGS:
+        points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])
+        return {part: tables.sweep_table(points, scope, _SETTINGS[part])}
+    if part == TOY and TOY in runs:
+        return {TOY: tables.toy_table(runs[TOY]["rows"], scope.note)}
+    return {}
+
+
+def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
+    """Draw a part's figures into ``folder``, those that have data; returns the files."""
+    from protoseam.experiments import figures
+    from protoseam.experiments.saving import save_figures
+    from protoseam.experiments.toy_figures import save_toy_figures
+
+    if part == TOY:
+        return save_toy_figures(runs[TOY]["rows"], folder, note=scope.note) if TOY in runs else []
+    ours = aggregate.counted(PLANS[part](scope), runs)
+    if part in _SETTINGS:
+        points = aggregate.sweep(ours, scope, _SETTINGS[part])
+        figure = figures.sweep_figure(points, scope, _SETTINGS[part])
+    elif part == "curves":
+        figure = figures.curves_figure(aggregate.curves(ours, scope), scope)
+    elif part == "clusters":
+        figure = figures.cluster_panels(ours, scope)
+    else:
+        return []
+    return [] if figure is None else save_figures({part: figure}, folder)
+
+
+def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -> list[Path]:
+    """Tables in three forms, figures in two (where matplotlib is installed), and ``index.md``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    forms = {"csv": tables.csv_text, "md": tables.markdown, "tex": tables.latex}
+    for part in parts:
+        for name, table in part_tables(part, runs, scope).items():
+            for suffix, form in forms.items():
+                written.append(folder / f"{name}.{suffix}")
+                written[-1].write_text(form(table), encoding="utf-8")
+        if can_draw():
+            written += _draw(part, runs, scope, folder)
+    written.append(folder / "index.md")
+    written[-1].write_text(index(runs, scope), encoding="utf-8")
+    return written
+
+
+# ---------------------------------------------------------------------- what is missing
+
+
+def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], list[str], int]:
+    """Runs of a part that are absent, those that are there but too short or long to count, and how many it has."""
+    if part == TOY:
+        return ([] if TOY in runs else [TOY]), [], 1
+    plan = PLANS[part](scope)
+    counted = aggregate.counted(plan, runs)
+    absent = [name for name, _ in plan if name not in runs]
+    return absent, [name for name, _ in plan if name in runs and name not in counted], len(plan)
+
+
+def index(runs: Runs, scope: Scope) -> str:
+    """What of the study is there and what is not, run by run."""
+    lines = ["# Report", "", *([f"**{scope.note}**", ""] if scope.note else []), inventory(runs, scope)]
+    for part in PARTS:
+        absent, uncounted, _ = shortfall(part, runs, scope)
+        if part != "curves" and (absent or uncounted):
+            lines += [f"## Missing from {part}", ""]
+            lines += [f"- {name}" for name in absent]
+            lines += [
+                f"- {name}: there, but of {runs[name]['epochs']} epochs: not counted" for name in uncounted
+            ]
+            lines += [""]
+    return "\n".join(lines)
+
+
+def inventory(runs: Runs, scope: Scope) -> str:
+    """A line a part: how many of its runs are there."""
+    rows = []
+    for part in PARTS:
+        absent, uncounted, total = shortfall(part, runs, scope)
+        missing = len(absent) + len(uncounted)
+        rows.append(
+            [part, f"{total - missing} of {total}", "complete" if not missing else f"{missing} missing"]
+        )
+    return tables.markdown(Table("", ("part", "runs", ""), rows))

@@ -1,0 +1,265 @@
+"""Numbers, tables, figures and documents of a study, from made-up runs whose answers are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protoseam.cli.main import main
+from protoseam.engine.config import ConfigError
+from protoseam.experiments import aggregate, documents, paper, reporting, study, tables
+from protoseam.experiments.plans import PLANS, QUICK, Scope
+
+ROOT = Path(__file__).parents[2]
+SCOPE = Scope(datasets=("cifar100",), models=("resnet8",))
+
+
+def row(accuracy: float, epochs: int = 200, **more: Any) -> dict[str, Any]:
+    losses = {"total": 2.0, "consensus": 1.0}
+    metrics = [
+        {"epoch": e, "validation_accuracy": None if e % 2 else accuracy * e / 4, "loss": losses}
+        for e in (1, 2, 3, 4)
+    ]
+    optim = {"lr": 0.05, "weight_decay": 2e-3}
+    return {
+        "epochs": epochs,
+        "test_accuracy": accuracy,
+        "config": {"optim": optim},
+        "metrics": metrics,
+        **more,
+    }
+
+
+def three_seeds() -> aggregate.Runs:
+    values = {"baseline": (0.76, 0.77, 0.78), "protoseam": (0.78, 0.80, 0.79)}
+    return {
+        f"cifar100-resnet8-{variant}-{seed}": row(value)
+        for variant, of_seeds in values.items()
+        for seed, value in zip(paper.SEEDS, of_seeds, strict=True)
+    }
+
+
+def written(folder: Path, runs: aggregate.Runs) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, run in runs.items():
+        (folder / f"{name}.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_differences_are_paired_and_have_students_interval() -> None:
+    cells = aggregate.cells(three_seeds(), SCOPE)
+    gain, to_unlifted, _ = aggregate.differences(cells)
+    assert gain.by_seed == pytest.approx({42: 2.0, 43: 3.0, 44: 1.0})
+    assert gain.mean == pytest.approx(2.0)
+    # t at 97.5 % with two degrees of freedom is 4.3027; the deviation of 2, 3, 1 is 1
+    assert gain.interval == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-4)
+    assert gain.published == pytest.approx(78.34 - 76.757, abs=1e-3)
+    assert to_unlifted.mean is to_unlifted.interval is None
+
+
+def test_one_seed_has_no_interval_and_a_seed_counts_only_in_both() -> None:
+    runs = three_seeds()
+    del runs["cifar100-resnet8-protoseam-42"], runs["cifar100-resnet8-baseline-43"]
+    found = aggregate.differences(aggregate.cells(runs, SCOPE))
+    assert found[0].by_seed == pytest.approx({44: 1.0})
+    assert found[0].interval is None
+    shown = tables.markdown(tables.paired(found, SCOPE)).splitlines()
+    assert shown[2].endswith(
+        "| ProtoSeam − Baseline | missing | missing | +1.00 | +1.00 | none: one seed | +1.58 |"
+    )
+    assert shown[3].endswith(
+        "| ProtoSeam − Unlifted | missing | missing | missing | missing | missing | +4.10 |"
+    )
+
+
+def test_only_the_papers_200_epochs_count_on_its_data() -> None:
+    scope = Scope(datasets=("cifar100",), models=("resnet8",), epochs=30)
+    runs = {"cifar100-resnet8-baseline-42": row(0.99, epochs=30), "cifar100-resnet8-baseline-43": row(0.7)}
+    assert list(aggregate.counted(PLANS["table1"](scope), runs)) == ["cifar100-resnet8-baseline-43"]
+    absent, uncounted, total = reporting.shortfall("table1", runs, scope)
+    assert (len(absent), uncounted, total) == (7, ["cifar100-resnet8-baseline-42"], 9)
+    assert "- cifar100-resnet8-baseline-42: there, but of 30 epochs: not counted" in reporting.index(
+        runs, scope
+    )
+
+
+def test_a_sweep_is_mean_lowest_and_highest_beside_the_papers() -> None:
+    runs = {
+        "sweep-rho_max-8-42": row(0.69),
+        "sweep-rho_max-8-44": row(0.71),
+        "cifar100-vit_s-protoseam-43": row(0.7),
+    }
+    points = {point.value: point for point in aggregate.sweep(runs, Scope(), "rho_max")}
+    assert points[8].measured == pytest.approx((70.0, 69.0, 71.0))
+    assert points[8].published == pytest.approx((69.3267, 68.6, 69.89))
+    assert points[16].by_seed == pytest.approx({43: 70.0})  # Table 1's own run
+    assert points[1].measured is None
+    lines = tables.markdown(tables.sweep_table(list(points.values()), Scope(), "rho_max")).splitlines()
+    assert (
+        lines[5] == "| 8 | 69.00 | missing | 71.00 | 70.00 | 69.00 | 71.00 | 69.33 | 68.60 | 69.89 | +0.67 |"
+    )
+    assert aggregate.sweep(runs, QUICK, "rho_max")[0].published is None
+
+
+def test_curves_are_the_range_of_the_seeds_where_all_have_a_value() -> None:
+    runs = three_seeds()
+    runs["cifar100-resnet8-baseline-42"]["metrics"][0]["validation_accuracy"] = (
+        0.01  # the others have none here
+    )
+    bands = aggregate.curves(runs, SCOPE)
+    assert [(b.variant, b.quantity) for b in bands] == [
+        (variant, quantity)
+        for variant in ("baseline", "protoseam")
+        for quantity in ("validation accuracy", "total", "consensus")
+    ]
+    assert bands[0].epochs == [2, 4]
+    assert bands[0].mean == pytest.approx([38.5, 77.0])
+    assert (bands[0].low, bands[0].high) == (pytest.approx([38.0, 76.0]), pytest.approx([39.0, 78.0]))
+    assert bands[1].epochs == [1, 2, 3, 4]
+
+
+def test_the_table_shows_what_is_there_and_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {f"cifar100-resnet8-protoseam-{seed}": row(value) for seed, value in ((42, 0.77), (43, 0.79))}
+    out = written(tmp_path / "study", {**runs, "cifar100-resnet8-baseline-42": row(0.99, epochs=30)})
+    command = ["reproduce", "table1", "--out", str(out), "--table-only", "--datasets", "cifar100"]
+    assert main([*command, "--models", "resnet8", "--report", str(tmp_path / "report")]) == 0
+    shown = capsys.readouterr().out
+    expected = "| CIFAR-100 | ResNet-8 | ProtoSeam | 77.00 | 79.00 | missing | 78.00 | 2.00 | 78.34 | -0.34 |"
+    assert expected in shown
+    empty = "| CIFAR-100 | ResNet-8 | Baseline | missing | missing | missing | missing |  | 76.76 |  |"
+    assert empty in shown
+    assert "table1: 2 of 9 runs are in" in shown
+    assert "cifar100-resnet8-baseline-42 is of 30 epochs and not counted: move" in shown
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(
+        [
+            f"{name}.{form}"
+            for name in ("table1", "differences", "hyperparameters")
+            for form in ("csv", "md", "tex")
+        ]
+        + ["index.md"]
+    )
+    assert expected in (tmp_path / "report" / "table1.md").read_text()
+    with (tmp_path / "report" / "table1.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert (found[2]["mean"], found[2]["to paper"], found[0]["mean"]) == ("78.00", "-0.34", "missing")
+
+
+def test_the_hyperparameters_are_the_papers_beside_the_files() -> None:
+    table = tables.hyperparameters(three_seeds(), SCOPE)
+    assert table.rows == [
+        ["CIFAR-100", "ResNet-8", "Baseline", "0.05", "0.002", "0.05", "0.002"],
+        ["CIFAR-100", "ResNet-8", "Unlifted", "Baseline's", "Baseline's", "missing", "missing"],
+        ["CIFAR-100", "ResNet-8", "ProtoSeam", "0.02", "0.002", "0.05", "0.002"],
+    ]
+
+
+def test_latex_has_booktabs_one_column_a_header_and_no_bare_specials() -> None:
+    table = tables.Table(
+        "50 % of a_b", ("name", "ρmax", "gain"), [["A & B", "16", "-0.50"], ["A − B", "missing", "+1"]]
+    )
+    assert tables.latex(table).splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"name & $\rho_{\max}$ & gain \\",
+        r"\midrule",
+        r"A \& B & 16 & $-$0.50 \\",
+        r"A -- B & missing & +1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\caption{50 \% of a\_b}",
+        r"\end{table}",
+    ]
+
+
+def test_a_note_goes_into_every_form_and_takes_the_papers_columns_away() -> None:
+    table = tables.table_1(aggregate.cells({}, QUICK), QUICK)
+    assert "paper" not in table.header
+    rows = list(csv.DictReader(io.StringIO(tables.csv_text(table))))
+    assert {r["note"] for r in rows} == {"quick: digits, small networks, not the paper's numbers"}
+    assert "**quick: digits" in tables.markdown(table)
+    assert "Quick: digits" in tables.latex(table)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/reproduction.md"])
+def test_the_generated_tables_are_those_of_the_results(document: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.md"
+    copy.write_text((ROOT / document).read_text(encoding="utf-8"), encoding="utf-8")
+    runs = study.read_study(ROOT / "results" / "paper")
+    assert not documents.fill(copy, documents.blocks(runs)), (
+        f"{document} differs from results/paper; run: protoseam reproduce table1 --table-only "
+        "--readme README.md docs/reproduction.md"
+    )
+    # and a result more or less would show
+    other = {**runs, "cifar100-resnet8-baseline-42": row(0.5)}
+    assert documents.fill(copy, documents.blocks(other))
+    assert "50.00" in copy.read_text(encoding="utf-8")
+
+
+def test_blocks_are_rewritten_and_the_rest_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table1:begin -->\nold\n<!-- table1:end -->\nafter\n")
+    assert documents.fill(page, {"table1": "new\n", "other": "unused\n"})
+    assert page.read_text() == "before\n<!-- table1:begin -->\nnew\n<!-- table1:end -->\nafter\n"
+    assert not documents.fill(page, {"table1": "new\n"})
+    with pytest.raises(ConfigError, match="no block to fill: put <!-- NAME:begin -->"):
+        documents.fill(page, {"results": "x\n"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        documents.fill(tmp_path / "nowhere.md", {"results": "x\n"})
+
+
+def test_the_readme_summary_says_how_many_seeds_and_the_interval() -> None:
+    runs = three_seeds()
+    line = next(
+        x for x in documents.blocks(runs)["results"].splitlines() if x.startswith("| CIFAR-100 | ResNet-8")
+    )
+    assert line == (
+        "| CIFAR-100 | ResNet-8 | 77.00 (76.76) | missing (74.24) | 79.00 (78.34) | +2.00 [-0.48, +4.48] (+1.58) |"
+    )
+    del runs["cifar100-resnet8-baseline-42"]
+    assert "| 77.50 (76.76), 2 of 3 seeds |" in documents.blocks(runs)["results"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["table1", "--quick", "--models", "resnet8"], "--quick has its own data and networks"),
+        (["table1", "--quick", "--readme", "README.md"], "leave out --datasets, --models and --readme"),
+        (["curves", "--table-only", "--out", "nowhere"], "there is no study in nowhere"),
+    ],
+)
+def test_contradictions_are_answered_in_words(
+    argv: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *argv]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_the_tables_are_there_and_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "can_draw", lambda: False)
+    out = written(tmp_path / "study", {"sweep-rho_max-8-42": row(0.69)})
+    assert main(["reproduce", "sweep-rho", "--table-only", "--out", str(out)]) == 1
+    assert "pip install 'protoseam[report]'" in capsys.readouterr().err
+    assert {path.suffix for path in (out / "report").iterdir()} == {".csv", ".md", ".tex"}
+
+
+def test_the_list_of_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "recipes"]) == 0
+    assert capsys.readouterr().out.count("protoseam train --recipe") == 27
