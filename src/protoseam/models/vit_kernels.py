@@ -27,16 +27,18 @@ def linear_add_norm(
     repeats, as learned positions do.
     """
     first = tl.program_id(0) * BM
-    acc = tl.zeros((BM, D), tl.float32)
-    for k in range(0, K, BK):
-        acc = tl.dot(a_desc.load([first, k]), w_desc.load([0, k]).T, acc)
     rows = first + tl.arange(0, BM)
     cols = tl.arange(0, D)
     at = rows[:, None] * D + cols[None, :]
+    # under way while the product is taken
     if XROWS > 0:
-        acc += tl.load(x + (rows % XROWS)[:, None] * D + cols[None, :]).to(tl.float32)
+        residual = tl.load(x + (rows % XROWS)[:, None] * D + cols[None, :])
     else:
-        acc += tl.load(x + at).to(tl.float32)
+        residual = tl.load(x + at)
+    acc = tl.zeros((BM, D), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a_desc.load([first, k]), w_desc.load([0, k]).T, acc)
+    acc += residual.to(tl.float32)
     rounded = (acc + tl.load(bias + cols).to(tl.float32)[None, :]).to(tl.bfloat16)
     tl.store(total + at, rounded)
     v = rounded.to(tl.float32)
@@ -88,13 +90,16 @@ def linear_norm_backward(
     """dx = dres + LayerNorm'(d·w) and its sums over BM rows, as above: d (T, K), w (K, D)."""
     pid = tl.program_id(0)
     first = pid * BM
-    acc = tl.zeros((BM, D), tl.float32)
-    for k in range(0, K, BK):
-        acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
     cols = tl.arange(0, D)
     rows = first + tl.arange(0, BM)
     at = rows[:, None] * D + cols[None, :]
-    v = tl.load(x + at).to(tl.float32)
+    # under way while the product is taken
+    early = tl.load(x + at)
+    residual = tl.load(dres + at)
+    acc = tl.zeros((BM, D), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
+    v = early.to(tl.float32)
     sv = tl.load(rstd + rows)
     n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
     base = part + pid * width + slot + cols
@@ -102,7 +107,7 @@ def linear_norm_backward(
     tl.store(base + D, tl.sum(acc, 0))
     w = acc * tl.load(gamma + cols).to(tl.float32)[None, :]
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
-    rounded = (r + tl.load(dres + at).to(tl.float32)).to(tl.bfloat16)
+    rounded = (r + residual.to(tl.float32)).to(tl.bfloat16)
     tl.store(dx + at, rounded)
     tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
 
