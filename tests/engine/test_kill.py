@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 ARGUMENTS = [
     "--data=digits",
     "--model=mlp",
@@ -40,16 +38,15 @@ def finish(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("covariance", ["exact", "running"])
-def test_a_run_killed_again_and_again_ends_the_same(covariance: str, tmp_path: Path) -> None:
-    settings = [*ARGUMENTS, f"--lift.covariance={covariance}"]
+def test_a_run_killed_again_and_again_ends_the_same(tmp_path: Path) -> None:
+    """By the command line, in fresh interpreters; torture/kills.py does the same to every kind of run."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(*settings, f"--out={whole}")
-    moments = random.Random(covariance)
+    finish(*ARGUMENTS, f"--out={whole}")
+    moments = random.Random("exact")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     kills = 0
     for attempt in range(4):
-        first = [*settings, f"--out={killed}"] if attempt == 0 else [f"--resume={killed}"]
+        first = [*ARGUMENTS, f"--out={killed}"] if attempt == 0 else [f"--resume={killed}"]
         process = subprocess.Popen(command(*first), env=environment, stdout=subprocess.DEVNULL)
         # wait for it to be training, then for a moment nobody chose
         seen = _lines(killed)
