@@ -189,6 +189,14 @@ def test_a_lost_connection_is_named_and_other_errors_are_left_alone() -> None:
         raise RuntimeError("shapes")
 
 
+def test_processes_that_see_different_files_do_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "all_reduce", lambda t: t.add_(3))  # the other process is at epoch 3
+    several = Processes(rank=0, world=2)
+    several.agree(3, "the last checkpoint's epoch")
+    with pytest.raises(LostProcessError, match=r"process 0 of 2 has 5 .* file system they share"):
+        several.agree(5, "the last checkpoint's epoch")
+
+
 def test_packed_networks_with_dropout_draw_as_they_would_alone() -> None:
     options = {"patch": 4, "dim": 8, "depth": 1, "heads": 2, "mlp": 8, "dropout": 0.3}
     config = dataclasses.replace(SMALL, model="vit_s", model_options=options, batch_size=512)
