@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import pickle
@@ -22,6 +24,7 @@ from protoseam.errors import ProtoSeamError
 
 __all__ = ["CheckpointError", "CheckpointWarning", "latest", "save"]
 
+_FORMAT = 1
 _KEEP = 2  # the newest, and the one before it in case the newest turns out damaged
 
 
@@ -34,11 +37,14 @@ class CheckpointWarning(UserWarning):
 
 
 def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) -> Path:
-    """Write the checkpoint of ``epoch`` finished epochs; older ones beyond ``keep`` are removed afterwards."""
+    """Write the checkpoint of ``epoch`` finished epochs; afterwards all but the ``keep`` newest up to it go.
+
+    Those of later epochs go too: the run went back before them, and takes another way from here.
+    """
     with explain_os_error("a checkpoint", folder):
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        target = folder / f"epoch-{epoch:06d}"
+        target = folder / _name(epoch)
         building = Path(tempfile.mkdtemp(dir=folder, prefix=".building-"))
         try:
             _write(building, epoch, state)
@@ -49,23 +55,38 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
             shutil.rmtree(building, ignore_errors=True)
             raise
         fsync_folder(folder)
-        for old in _newest_first(folder)[keep:]:
-            shutil.rmtree(old, ignore_errors=True)
+        found = _newest_first(folder)
+        later = [path for path in found if path.name > target.name]
+        for path in later + found[len(later) + keep :]:
+            shutil.rmtree(path, ignore_errors=True)
     return target
 
 
 def _write(folder: Path, epoch: int, state: dict[str, Any]) -> None:
-    path = folder / "state.pt"
+    # By way of memory: torch.save into a file turns the disk's refusal into an error that does not name it.
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    data = buffer.getbuffer()
+    manifest = {
+        "epoch": epoch,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "format": _FORMAT,
+    }
+    _write_through(folder / "state.pt", data)
+    _write_through(folder / "manifest.json", json.dumps(manifest).encode())
+    fsync_folder(folder)
+
+
+def _write_through(path: Path, data: bytes | memoryview) -> None:
     with path.open("wb") as file:
-        torch.save(state, file)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    manifest = {"epoch": epoch, "size": path.stat().st_size, "sha256": sha256(path), "format": 1}
-    with (folder / "manifest.json").open("w") as text:
-        json.dump(manifest, text)
-        text.flush()
-        os.fsync(text.fileno())
-    fsync_folder(folder)
+
+
+def _name(epoch: int) -> str:
+    return f"epoch-{epoch:06d}"
 
 
 def latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[int, dict[str, Any]] | None:
@@ -96,8 +117,11 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         epoch, size, digest = int(manifest["epoch"]), int(manifest["size"]), str(manifest["sha256"])
+        written = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"no readable manifest: {error}") from error
+    if written != _FORMAT:
+        raise _Damaged(f"its manifest speaks of format {written}, this version reads {_FORMAT}")
     state_path = path / "state.pt"
     try:
         if state_path.stat().st_size != size:
@@ -107,7 +131,7 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
         state = torch.load(state_path, map_location=map_location, weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise _Damaged(str(error).splitlines()[0]) from error
-    if path.name != f"epoch-{epoch:06d}" or not isinstance(state, dict):
+    if path.name != _name(epoch) or not isinstance(state, dict):
         raise _Damaged(f"its manifest speaks of epoch {epoch}")
     return epoch, state
 

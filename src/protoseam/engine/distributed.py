@@ -1,15 +1,27 @@
-"""Several processes: torchrun starts them, DDP averages their gradients, rank 0 writes."""
+"""Several processes: torchrun starts them, DDP averages their gradients, rank 0 writes.
+
+When one is lost, the others end as well, and torchrun (with ``--max-restarts``) starts all of them again:
+:func:`restarted` is how a run knows that it is to go on.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["Processes", "join"]
+from protoseam.errors import ProtoSeamError
+
+__all__ = ["LostProcessError", "Processes", "join", "naming_lost_processes", "restarted"]
+
+
+class LostProcessError(ProtoSeamError, RuntimeError):
+    """Another process of this run has ended, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +45,14 @@ class Processes:
             t /= self.world
         return t
 
-    def barrier(self) -> None:
-        if self.world > 1:
-            dist.barrier()
+    def agree(self, number: int, what: str) -> None:
+        """Refuse to go on where the processes see different files."""
+        mean = float(self.mean(torch.tensor(float(number), device=self.device)))
+        if mean != number:
+            raise LostProcessError(
+                f"process {self.rank} of {self.world} has {number} for {what}, others have not: all of them must see "
+                "the same --out directory, so put it on a file system they share"
+            )
 
 
 def join(device: torch.device) -> Processes:
@@ -45,5 +62,48 @@ def join(device: torch.device) -> Processes:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if not dist.is_initialized():  # a process may train one group of runs after another
+        _initialise("nccl" if device.type == "cuda" else "gloo")
     return Processes(dist.get_rank(), dist.get_world_size(), device)
+
+
+def restarted() -> bool:
+    """Whether torchrun has started these processes again after it lost one of them."""
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _initialise(backend: str) -> None:
+    """Meet the others, at a place of its own for each start.
+
+    torchrun's store outlives a restart and still holds the dead processes' addresses: gloo would wait for them
+    (seen with torch 2.13). Each node counts its own restarts, so this serves one node; several need
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, with which the store does not outlive the processes.
+    """
+    env = os.environ
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend)
+        return
+    world = int(env["WORLD_SIZE"])
+    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=False)  # type: ignore[attr-defined]
+    place = dist.PrefixStore(f"start-{_restarts()}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=place, rank=int(env["RANK"]), world_size=world)
+
+
+@contextmanager
+def naming_lost_processes(processes: Processes) -> Iterator[None]:
+    """Turn the transport's complaint that a peer is gone into words."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no error type of its own
+        if processes.world == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LostProcessError(
+            f"process {processes.rank} of {processes.world} lost the connection to another one, whose own message "
+            "says why it ended. The last checkpoint is intact: go on with --resume, or let torchrun do it "
+            "(--max-restarts)"
+        ) from error

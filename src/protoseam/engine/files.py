@@ -32,6 +32,7 @@ def explain_os_error(what: str, path: Path) -> Iterator[None]:
         why = {
             errno.ENOSPC: "the disk is full: free some space",
             errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EFBIG: "the file would exceed the size limit of this process: raise it (ulimit -f)",
             errno.EROFS: "the folder is on a read-only file system: choose another --out",
             errno.EACCES: "the folder is not writable: check its permissions or choose another --out",
         }.get(error.errno or 0, str(error))

@@ -1,15 +1,18 @@
 """Several runs side by side on one device: their steps interleave on streams of their own.
 
 A small network leaves most of a large GPU idle. Each run keeps its own parameters, data order, random numbers
-and graph, so packing changes when its kernels run and nothing of what they compute.
+and graph, so packing changes when its kernels run and nothing of what they compute. The one exception: on CUDA,
+captured graphs share the device's generator, from which dropout draws; train such networks one at a time there.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from protoseam.engine.trainer import Run
 
@@ -18,22 +21,38 @@ __all__ = ["run_epoch_together"]
 
 def run_epoch_together(runs: list[Run]) -> list[dict[str, Any]]:
     """One epoch of every run; returns their metrics."""
-    for run in runs:
-        with _on_stream(run):
+    turns = [_Turn(run, len(runs) > 1) for run in runs]
+    for turn in turns:
+        with turn.taken() as run:
             run.begin_epoch()
     for i in range(max(run.data.steps for run in runs)):
-        for run in runs:
-            if i < run.data.steps:
-                with _on_stream(run):
+        for turn in turns:
+            if i < turn.run.data.steps:
+                with turn.taken() as run:
                     run.step.run()
     for run in runs:
         run.prepare_next()
     rows = []
-    for run in runs:
-        with _on_stream(run):
+    for turn in turns:
+        with turn.taken() as run:
             rows.append(run.end_epoch())
     return rows
 
 
-def _on_stream(run: Run) -> AbstractContextManager[Any]:
-    return nullcontext() if run.step.stream is None else torch.cuda.stream(run.step.stream)
+class _Turn:
+    """A run among others: its stream, and its own state of the generator that dropout on a CPU draws from."""
+
+    def __init__(self, run: Run, shared: bool) -> None:
+        self.run = run
+        self.shared = shared and run.device.type == "cpu"
+        self.drawn: Tensor | None = None
+
+    @contextmanager
+    def taken(self) -> Iterator[Run]:
+        if self.drawn is not None:
+            torch.set_rng_state(self.drawn)
+        # run.step.stream is None on a CPU, and then this does nothing
+        with torch.cuda.stream(self.run.step.stream):
+            yield self.run
+        if self.shared:
+            self.drawn = torch.get_rng_state()

@@ -12,6 +12,8 @@ import os
 import platform
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +27,9 @@ from protoseam.engine.files import explain_os_error, write_atomically, write_jso
 from protoseam.errors import ProtoSeamError
 
 __all__ = ["RunDirectory", "RunLockedError", "environment"]
+
+
+_WRITTEN = {"config.yaml", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
 
 
 class RunLockedError(ProtoSeamError, RuntimeError):
@@ -45,17 +50,17 @@ class RunDirectory:
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
         """A new run; refused where one lies already."""
         run = cls(path)
-        with explain_os_error("the run", path):
+        with explain_os_error("the run", path), run._closed_on_error():
             path.mkdir(parents=True, exist_ok=True)
             run._acquire()
             if (path / "config.yaml").exists():
-                run.close()
                 raise ConfigError(
                     f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
                     "another --out"
                 )
-            write_atomically(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
             write_json(path / "env.json", environment())
+            # last, because it is what makes the folder a run: a process killed before it leaves none
+            write_atomically(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
         return run
 
     @classmethod
@@ -63,7 +68,11 @@ class RunDirectory:
         """An existing run, to go on with or to look at."""
         run = cls(path)
         config = run.read_config()
-        run._acquire()
+        with explain_os_error("the run", path), run._closed_on_error():
+            run._acquire()
+            for leftover in path.glob(".*.????????"):  # what a process killed while it wrote left behind
+                if leftover.name[1:-9] in _WRITTEN:
+                    leftover.unlink()
         return run, config
 
     def read_config(self) -> RunConfig:
@@ -77,6 +86,17 @@ class RunDirectory:
         if not isinstance(values, dict):
             raise ConfigError(f"{file} should hold settings, one a line")
         return from_dict(values)
+
+    def check_config(self, config: RunConfig) -> None:
+        """Refuse to go on with a run under other settings than its own; where it runs is no part of them."""
+        theirs, ours = to_dict(self.read_config()), to_dict(config)
+        names = [name for name in ours if theirs[name] != ours[name] and name not in ("data_root", "device")]
+        if names:
+            differences = "; ".join(f"{name}: {theirs[name]} there, {ours[name]} here" for name in names)
+            raise ConfigError(
+                f"{self.path} holds a run with other settings ({differences}). Go on with it as it is: protoseam "
+                f"train --resume {self.path}; or choose another --out"
+            )
 
     def _acquire(self) -> None:
         # The kernel drops the lock with the process, however it dies: a stale one cannot exist.
@@ -94,6 +114,14 @@ class RunDirectory:
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         self._lock = lock
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._lock is not None:

@@ -18,7 +18,7 @@ from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, RunConfig, to_dict
-from protoseam.engine.distributed import Processes, join
+from protoseam.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.engine.embeddings import embeddings
 from protoseam.engine.log import Progress
 from protoseam.engine.pack import run_epoch_together
@@ -66,12 +66,14 @@ def train_packed(
 ) -> list[dict[str, Any]]:
     """Train several runs side by side on one device, each as it would be alone.
 
-    With ``resuming``, a run whose directory exists goes on (or is only read, if it is finished).
+    With ``resuming``, a run whose directory exists goes on (or is only read, if it is finished). So it does when
+    torchrun has started the processes again after it lost one.
     """
     started = time.monotonic()
+    resuming = resuming or restarted()
     _deterministic([config for config, _ in runs])
     processes = join(resolve_device(runs[0][0].device))
-    with ExitStack() as stack:
+    with ExitStack() as stack, naming_lost_processes(processes):
         datasets: dict[tuple[str, str | None], ArrayDataset] = {}
         sessions = [_Session(config, out, processes, resuming, datasets, stack) for config, out in runs]
         active = [s for s in sessions if not s.finished]
@@ -101,6 +103,8 @@ class _Session:
                 RunDirectory.open(out)[0] if resuming and exists else RunDirectory.create(out, config)
             )
             stack.enter_context(self.directory)
+        if resuming and exists:
+            self.directory.check_config(config)
         self.finished = resuming and exists and self.directory.read_summary() is not None
         if self.finished:
             return
@@ -112,8 +116,11 @@ class _Session:
         self.saved = self.rewinds = 0
         if resuming and exists:
             self._resume()
+        processes.agree(self.run.epoch, "the last checkpoint's epoch")
         self.states: list[dict[str, Any]] = []
         self._remember()
+        if self.run.epoch == config.epochs:  # ended between its last checkpoint and its results
+            self._finish()
 
     def _remember(self) -> None:
         """Keep the state after this epoch; the first and several of the last where divergence is to be undone."""
@@ -133,7 +140,10 @@ class _Session:
         self.last_state["rate_scale"] = self.run.rate_scale
         self.history = self.history[: self.run.epoch]
         if self.writes:
+            # a kill from here on must not bring the abandoned way back, nor the old rates
+            checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
             self.directory.rewind_metrics(self.run.epoch)
+        self.saved = self.run.epoch
 
     @property
     def last_state(self) -> dict[str, Any]:
