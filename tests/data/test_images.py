@@ -143,7 +143,7 @@ def test_one_report_names_every_bad_file(tmp_path: Path, monkeypatch: pytest.Mon
         "deep_rgb.png": "16 bits",
         "float.tif": "16 bits or more",
         "other_size.png": "is 6×5 while most are 5×6",
-        "text.png": "not an image",
+        "text.png": "is not one of PNG, JPEG",
     }.items():
         line = next(line for line in message.splitlines() if name in line and f"a/{name} " in line)
         assert reason in line, line

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
+import re
 import shutil
 import tempfile
 import warnings
@@ -105,11 +105,24 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
         if sha256(state_path) != digest:
             raise _Damaged("its SHA-256 does not match")
         state = torch.load(state_path, map_location=map_location, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise _Damaged(str(error).splitlines()[0]) from error
+    except _Damaged:
+        raise
+    except (
+        Exception
+    ) as error:  # given a stranger's bytes, torch raises anything from KeyError to AssertionError
+        raise _Damaged(_reason(error)) from error
     if path.name != f"epoch-{epoch:06d}" or not isinstance(state, dict):
         raise _Damaged(f"its manifest speaks of epoch {epoch}")
     return epoch, state
+
+
+def _reason(error: Exception) -> str:
+    """One line; torch's own would advise to load with weights_only=False, which is to run what the file asks for."""
+    asked = re.search(r"GLOBAL (\S+)", str(error))
+    if asked:
+        return f"it asks for the Python object {asked[1]}, which no checkpoint of this library does"
+    lines = [line for line in str(error).splitlines() if line.strip() and "weights_only" not in line]
+    return f"{type(error).__name__}: {lines[0] if lines else 'it is not a checkpoint'}"
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.engine.config import RunConfig
-from protoseam.engine.files import write_json
+from protoseam.engine.files import read_json, write_json
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import Interrupted, train_packed
 
@@ -66,7 +65,7 @@ def _collect(folder: Path, name: str) -> None:
     assert summary is not None
     summary.pop("classes")
     summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
-    environment = json.loads((work / "env.json").read_text())
+    environment = read_json(work / "env.json")
     row = {"name": name, **summary, "environment": environment, "metrics": directory.read_metrics()}
     write_json(folder / f"{name}.json", row)
     shutil.rmtree(work)
@@ -76,4 +75,4 @@ def _collect(folder: Path, name: str) -> None:
 
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:
     """All finished runs of a study (or of several, copied together), by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {path.stem: read_json(path) for path in sorted(folder.glob("*.json"))}
