@@ -105,11 +105,11 @@ def idx_seeds() -> list[bytes]:
     return plain + [seed[:1] + gzip.compress(seed[1:]) for seed in plain]
 
 
-_PARTS = cifar_parts(_BATCHES, rows=1, classes=1)
+_PARTS = cifar_parts(_BATCHES, rows=1, classes=2)
 _BINARY10 = {f"{name}.bin": binary_records(*part) for name, part in _PARTS.items()}
 _BINARY100 = {
     name: binary_records(*part, coarse=True)
-    for name, part in cifar_parts(["train.bin", "test.bin"], rows=1, classes=1).items()
+    for name, part in cifar_parts(["train.bin", "test.bin"], rows=1, classes=2).items()
 }
 
 
@@ -117,20 +117,20 @@ def cifar_binary(data: bytes, box: Path) -> None:
     choice, data = _split(data)
     if choice & 1:
         name = list(_BINARY10)[(choice >> 1) % 6]
-        check(read_cifar10_binary(MemoryTree({**_BINARY10, name: data}), "fuzz", ["a"]))
+        check(read_cifar10_binary(MemoryTree({**_BINARY10, name: data}), "fuzz", ["a", "b"]))
     else:
         name = ["train.bin", "test.bin", "fine_label_names.txt"][(choice >> 1) % 3]
-        check(read_cifar100_binary(MemoryTree({**_BINARY100, name: data}), "fuzz", ["a"]))
+        check(read_cifar100_binary(MemoryTree({**_BINARY100, name: data}), "fuzz", ["a", "b"]))
 
 
 def cifar_binary_seeds() -> list[bytes]:
-    return [b"\x01" + _BINARY10["test_batch.bin"], b"\0" + _BINARY100["train.bin"], b"\x04one two"]
+    return [b"\x01" + _BINARY10["test_batch.bin"], b"\x02" + _BINARY100["test.bin"], b"\x04one two"]
 
 
 _PICKLED10 = {name: python2_batch(*part, "labels") for name, part in _PARTS.items()}
 _PICKLED100 = {
     name: python2_batch(*part, "fine_labels")
-    for name, part in cifar_parts(["train", "test"], rows=1, classes=1).items()
+    for name, part in cifar_parts(["train", "test"], rows=1, classes=2).items()
 }
 
 
@@ -138,10 +138,10 @@ def cifar_python(data: bytes, box: Path) -> None:
     choice, data = _split(data)
     if choice & 1:
         name = [*_PICKLED10, "batches.meta"][(choice >> 1) % 7]
-        check(read_cifar10_python(MemoryTree({**_PICKLED10, name: data}), "fuzz", ["a"]))
+        check(read_cifar10_python(MemoryTree({**_PICKLED10, name: data}), "fuzz", ["a", "b"]))
     else:
         name = ["train", "test", "meta"][(choice >> 1) % 3]
-        check(read_cifar100_python(MemoryTree({**_PICKLED100, name: data}), "fuzz", ["a"]))
+        check(read_cifar100_python(MemoryTree({**_PICKLED100, name: data}), "fuzz", ["a", "b"]))
 
 
 def cifar_python_seeds() -> list[bytes]:
@@ -153,7 +153,7 @@ def cifar_python_seeds() -> list[bytes]:
         b"\x0d" + protocol0_names("label_names", _TEN),
         b"\x04" + protocol0_names("fine_label_names", _TEN),
     ]
-    return [*batches, *names, b"\0" + _PICKLED100["train"]]
+    return [*batches, *names, b"\x02" + _PICKLED100["test"]]
 
 
 # ------------------------------------------------------------------------------------------ archives

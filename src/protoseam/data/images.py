@@ -32,7 +32,7 @@ from protoseam.errors import DataError
 
 MAX_PIXELS = 4096 * 4096
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
-FORMATS = ("PNG", "JPEG", "MPO", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that exists is the test set
 SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
