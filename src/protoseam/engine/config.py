@@ -15,7 +15,7 @@ from protoseam.errors import ProtoSeamError
 
 __all__ = ["ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml", "to_dict"]
 
-_MOST_YAML_BYTES = 2**20
+_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 Variant = Literal["baseline", "unlifted", "protoseam"]
 
 
@@ -49,6 +49,8 @@ class LiftConfig:
         rho_min: ρ at the first epoch; the paper does not state it.
         rho_max: ρ at the last epoch (paper, §protocol).
         alpha: repulsion exponent (paper, eq:penalty).
+        repulsion: weight of the repulsion; null ties it to ρ (paper, remark (i)). It sums n²/2 pairs: for thousands
+            of classes give something like 1/n.
         covariance: how Σ̂ is estimated.
         structure: of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
@@ -63,6 +65,7 @@ class LiftConfig:
     rho_min: float = 1.0
     rho_max: float = 16.0
     alpha: float = 2.0
+    repulsion: float | None = None
     covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
     structure: Literal["full", "diagonal", "shared"] = "full"
     floor: float | Literal["auto"] = 0.1
@@ -147,7 +150,8 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def parse_yaml(text: bytes) -> dict[str, Any]:
     """The settings in a YAML file: numbers, words, lists and tables. Tags cannot make objects of them.
 
-    Aliases are refused: a few lines of them can stand for a structure larger than memory.
+    Aliases are refused, as a few lines of them can stand for a structure larger than memory, and so is deep nesting,
+    for which the parser's time grows with the square of the depth and more.
     """
     import yaml
 
@@ -156,9 +160,15 @@ def parse_yaml(text: bytes) -> dict[str, Any]:
             raise ConfigError(
                 f"it has {len(text):,} bytes; a file of settings has at most {_MOST_YAML_BYTES:,}"
             )
+        depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"*{event.anchor} is a YAML alias: write the value out in its place")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_YAML_DEPTH:
+                raise ConfigError(
+                    f"its lists and tables are more than {_MOST_YAML_DEPTH} deep: no setting is"
+                )
         values = yaml.safe_load(text)
     except (
         yaml.YAMLError,

@@ -144,6 +144,7 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
             schedule=ps.SineAnneal(config.lift.rho_min, config.lift.rho_max),
             init=config.lift.init,
             alpha=config.lift.alpha,
+            repulsion_scale=config.lift.repulsion,
             draws=config.lift.draws,
             antithetic=config.lift.antithetic,
             class_weights=config.lift.class_weights,
