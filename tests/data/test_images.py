@@ -143,7 +143,7 @@ def test_one_report_names_every_bad_file(tmp_path: Path, monkeypatch: pytest.Mon
         "deep_rgb.png": "16 bits",
         "float.tif": "16 bits or more",
         "other_size.png": "is 6×5 while most are 5×6",
-        "text.png": "not an image",
+        "text.png": "is not one of PNG, JPEG",
     }.items():
         line = next(line for line in message.splitlines() if name in line and f"a/{name} " in line)
         assert reason in line, line
@@ -276,3 +276,64 @@ def test_fuzz_pictures(base: bytes, edits: list[tuple[int, int]], cut: int) -> N
         assert pixels.shape[-1] == 3
     except Problem as problem:
         assert str(problem)  # noqa: PT017  any other exception fails the test
+
+
+def test_no_program_is_started_for_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow hands EPS files to Ghostscript, whatever their name ends in."""
+    started = []
+    monkeypatch.setattr("subprocess.Popen.__init__", lambda self, *args, **options: started.append(args))
+    monkeypatch.setattr("subprocess.check_call", lambda *args, **options: started.append(args))
+    for kind in ("EPS", "PCX", "TGA", "ICO", "SGI"):
+        with pytest.raises(Problem, match="is not one of PNG, JPEG"):
+            decode_image(encoded(Image.fromarray(rgb()[0]), kind))
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "WEBP", "PPM", "GIF", "JPEG"])
+def test_every_promised_format_is_read(kind: str) -> None:
+    pixels, grey = decode_image(encoded(Image.fromarray(rgb()[0]), kind))
+    assert pixels.shape == (6, 5, 3)
+    assert not grey
+
+
+def test_a_preview_does_not_make_a_photograph_animated() -> None:
+    photograph = Image.fromarray(rgb()[0])
+    data = encoded(photograph, "MPO", save_all=True, append_images=[photograph.resize((2, 2))])
+    assert decode_image(data)[0].shape == (6, 5, 3)
+
+
+def test_what_becomes_of_each_mode(tmp_path: Path) -> None:
+    """1-bit and palette images with transparency are read; ink, 16 bits and animations are named with a remedy."""
+    picture = Image.fromarray(rgb()[0])
+    transparent = encoded(picture.quantize(4), "PNG", transparency=0)
+    pixels, grey = decode_image(transparent)
+    alpha = np.asarray(picture.quantize(4)) == 0
+    assert alpha.any()
+    assert not grey
+    assert (pixels[alpha] == 0).all()  # composited over black
+    assert decode_image(encoded(picture.convert("1"), "PNG"))[1]
+    moving = [picture.rotate(90 * i) for i in range(1, 3)]
+    files = {
+        "a/cut.jpg": jpeg(rgb(1, 64, 64)[0])[:200],
+        "a/moving.png": encoded(picture, "PNG", save_all=True, append_images=moving),
+        "a/moving.webp": encoded(picture, "WEBP", save_all=True, append_images=moving),
+        "a/pages.tif": encoded(picture, "TIFF", save_all=True, append_images=moving),
+        "a/ink.tif": encoded(picture.convert("CMYK"), "TIFF"),
+        "a/deep.tif": encoded(Image.fromarray(np.zeros((6, 5), np.uint16)), "TIFF"),
+        "a/lab.tif": encoded(picture.convert("LAB"), "TIFF"),
+    }
+    with pytest.raises(DataError) as caught:
+        read_image_folder(open_tree(write_folder(tmp_path, {**files, **pictures("b", rgb(5))})), "x")
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("7 image files cannot be used:")
+    remedies = {
+        "cut.jpg": "replace or remove it",
+        "moving.png": "is animated or has 3 pages: save the one you mean",
+        "moving.webp": "is animated or has 3 pages: save the one you mean",
+        "pages.tif": "is animated or has 3 pages: save the one you mean",
+        "ink.tif": "has the colour mode CMYK: convert it to RGB",
+        "deep.tif": "16 bits or more a channel: convert it to 8 bits",
+        "lab.tif": "has the colour mode LAB: convert it to RGB",
+    }
+    for name, remedy in remedies.items():
+        assert any(line.startswith(f"  - a/{name} ") and remedy in line for line in lines), (name, lines)

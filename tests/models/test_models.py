@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from protoseam.errors import ModelError
 from protoseam.models import NAMES, build, convnet, mlp, resnet8, resnet18, vit_s
 
 
@@ -172,7 +173,7 @@ def test_build_refuses_images_that_are_not_square() -> None:
 
 
 def test_build_refuses_unknown_options() -> None:
-    with pytest.raises(TypeError, match="depht"):
+    with pytest.raises(ModelError, match=r"depht.*correct model_options"):
         build("vit_s", 10, (3, 32, 32), depht=3)
 
 

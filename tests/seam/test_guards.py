@@ -180,7 +180,7 @@ def test_loading_a_state_forgets_suspicions() -> None:
     [
         (Y + 1, f"0…3, but reach from 1 to {CLASSES}; they seem to start from 1: subtract 1"),
         (Y + 2, "but reach from 2 to 5; check num_classes"),
-        (Y - 1, "but reach from -1 to 2; check num_classes"),
+        (Y - 1, "but reach from -1 to 2; negative ones .* drop those"),
         (Y.float(), r"vector of class indices \(int64\), got torch\.float32 of shape \(16,\)"),
         (Y.bool(), r"got torch\.bool"),
         (Y.to(torch.uint8), r"got torch\.uint8 .*y\.long\(\)"),

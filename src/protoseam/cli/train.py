@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, to_dict
+from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
 
 __all__ = ["main"]
 
@@ -96,9 +96,24 @@ def _recipe(argv: list[str]) -> dict[str, Any] | None:
     return None
 
 
+def _vet_config_files(argv: list[str]) -> None:
+    """Refuse what is more than plain settings before jsonargparse, which would go further, looks at it."""
+    for i, word in enumerate(argv):
+        given = word.partition("=")[2] if word.startswith("--config=") else None
+        if word == "--config" and i + 1 < len(argv):
+            given = argv[i + 1]
+        if given is None:
+            continue
+        try:
+            parse_yaml(Path(given).read_bytes() if Path(given).is_file() else given.encode())
+        except (ConfigError, OSError) as error:
+            raise ConfigError(f"--config {given:.200}: {error}") from error
+
+
 def main(argv: list[str]) -> int:
     from protoseam.engine.session import resume, train_packed
 
+    _vet_config_files(argv)
     parser = build_parser(_recipe(argv))
     values = parser.parse_args(argv).as_dict()
     budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]

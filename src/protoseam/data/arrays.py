@@ -83,7 +83,7 @@ def read_array_folder(folder: Path, name: str) -> ArrayDataset:
         _labels(train_labels, str(folder / "train_labels.npy")),
         _samples(test_images, str(folder / "test_images.npy")),
         _labels(test_labels, str(folder / "test_labels.npy")),
-        tuple(names.read_text(encoding="utf-8").splitlines()) if names.is_file() else None,
+        _listed_names(names) if names.is_file() else None,
     )
 
 
@@ -165,6 +165,15 @@ def _labels(array: NDArray[Any], where: str) -> NDArray[np.int64]:
             "(np.unique(y, return_inverse=True)[1])"
         )
     return array.astype(np.int64)
+
+
+def _listed_names(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text ({error}): save it as such, a class name a line"
+        ) from error
 
 
 def _class_names(array: NDArray[Any], where: str) -> tuple[str, ...]:

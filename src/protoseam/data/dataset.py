@@ -82,8 +82,8 @@ def _array_errors(dataset: ArrayDataset) -> list[str]:
             f"train images are {dataset.train_images.shape[1:]} each but test images "
             f"{dataset.test_images.shape[1:]}: bring both to one size"
         )
-    if not dataset.classes:
-        errors.append("there are no classes: name at least one")
+    if dataset.num_classes < 2:
+        errors.append(f"there are {dataset.num_classes or 'no'} classes: at least two are needed")
     return errors
 
 

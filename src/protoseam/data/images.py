@@ -31,6 +31,8 @@ from protoseam.data.trees import FolderTree, Tree
 from protoseam.errors import DataError
 
 MAX_PIXELS = 4096 * 4096
+# What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that exists is the test set
 SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
@@ -49,7 +51,7 @@ def decode_image(data: bytes) -> tuple[NDArray[np.uint8], bool]:
     """(H, W, 3) pixels, and whether the file was grey. Raises `Problem`."""
     pil = _pillow()
     try:
-        with pil.open(io.BytesIO(data)) as image:
+        with pil.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise Problem(f"is {width}×{height} pixels, over the limit of {MAX_PIXELS:,}: shrink it")
@@ -64,7 +66,7 @@ def decode_image(data: bytes) -> tuple[NDArray[np.uint8], bool]:
     except Problem:
         raise
     except pil.UnidentifiedImageError as error:
-        raise Problem("is not an image Pillow can read: replace or remove it") from error
+        raise Problem(f"is not one of {', '.join(FORMATS)}: convert, replace or remove it") from error
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
         raise Problem(f"is far larger than the limit of {MAX_PIXELS:,} pixels: shrink it") from error
     except Exception as error:  # decoders raise anything from OSError to struct.error on damaged bytes

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-import pickle
+import re
 import shutil
 import tempfile
 import warnings
@@ -118,7 +118,7 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
         manifest = json.loads((path / "manifest.json").read_text())
         epoch, size, digest = int(manifest["epoch"]), int(manifest["size"]), str(manifest["sha256"])
         written = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _Damaged(f"no readable manifest: {error}") from error
     if written != _FORMAT:
         raise _Damaged(f"its manifest speaks of format {written}, this version reads {_FORMAT}")
@@ -129,11 +129,22 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
         if sha256(state_path) != digest:
             raise _Damaged("its SHA-256 does not match")
         state = torch.load(state_path, map_location=map_location, weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise _Damaged(str(error).splitlines()[0]) from error
+    except _Damaged:
+        raise
+    except Exception as error:  # given a stranger's bytes, torch raises KeyError, AssertionError, anything
+        raise _Damaged(_reason(error)) from error
     if path.name != _name(epoch) or not isinstance(state, dict):
         raise _Damaged(f"its manifest speaks of epoch {epoch}")
     return epoch, state
+
+
+def _reason(error: Exception) -> str:
+    """One line; torch's own would advise to load with weights_only=False, which is to run what the file asks for."""
+    asked = re.search(r"GLOBAL (\S+)", str(error))
+    if asked:
+        return f"it asks for the Python object {asked[1]}, which no checkpoint of this library does"
+    lines = [line for line in str(error).splitlines() if line.strip() and "weights_only" not in line]
+    return f"{type(error).__name__}: {lines[0] if lines else 'it is not a checkpoint'}"
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -6,13 +6,16 @@ Config stops at the engine: models, seams and loaders get numbers and tensors, n
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "to_dict"]
+__all__ = ["ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml", "to_dict"]
 
+_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 Variant = Literal["baseline", "unlifted", "protoseam"]
 
 
@@ -46,6 +49,8 @@ class LiftConfig:
         rho_min: ρ at the first epoch; the paper does not state it.
         rho_max: ρ at the last epoch (paper, §protocol).
         alpha: repulsion exponent (paper, eq:penalty).
+        repulsion: weight of the repulsion; null ties it to ρ (paper, remark (i)). It sums n²/2 pairs: for thousands
+            of classes give something like 1/n.
         covariance: how Σ̂ is estimated.
         structure: of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
@@ -60,6 +65,7 @@ class LiftConfig:
     rho_min: float = 1.0
     rho_max: float = 16.0
     alpha: float = 2.0
+    repulsion: float | None = None
     covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
     structure: Literal["full", "diagonal", "shared"] = "full"
     floor: float | Literal["auto"] = 0.1
@@ -145,6 +151,42 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def parse_yaml(text: bytes) -> dict[str, Any]:
+    """The settings in a YAML file: numbers, words, lists and tables. Tags cannot make objects of them.
+
+    Aliases are refused, as a few lines of them can stand for a structure larger than memory, and so is deep nesting,
+    for which the parser's time grows with the square of the depth and more.
+    """
+    import yaml
+
+    try:
+        if len(text) > _MOST_YAML_BYTES:
+            raise ConfigError(
+                f"it has {len(text):,} bytes; a file of settings has at most {_MOST_YAML_BYTES:,}"
+            )
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ConfigError(f"*{event.anchor} is a YAML alias: write the value out in its place")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_YAML_DEPTH:
+                raise ConfigError(
+                    f"its lists and tables are more than {_MOST_YAML_DEPTH} deep: no setting is"
+                )
+        values = yaml.safe_load(text)
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: bytes that are no text, 2001-99-99
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"this is not valid YAML, or more than plain values: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"these are no settings, one a line, but a {type(values).__name__}")
+    return values
+
+
 def from_dict(values: dict[str, Any]) -> RunConfig:
     """A config from plain data; an unknown key is an error that suggests the nearest known one."""
     known = dict(values)
@@ -164,4 +206,34 @@ def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
             close = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
             raise ConfigError(f"unknown setting {prefix}{key}{hint}")
+    hints = typing.get_type_hints(kind)
+    for key, value in values.items():
+        if not _fits(value, hints[key]):
+            raise ConfigError(f"{prefix}{key} must be {_named(hints[key])}, got {value!r:.100}")
     return values
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of the kind a setting has; YAML and JSON know no others."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inside)
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in inside)
+    if hint is float:
+        return type(value) in (int, float)
+    if hint in (int, bool):  # True is an int to Python, but nobody means one epoch by it
+        return type(value) is hint
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    return isinstance(value, hint)
+
+
+def _named(hint: Any) -> str:
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_named, inside))
+    if origin is Literal:
+        return " or ".join(map(str, inside))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    return names.get(hint, "a table of settings")

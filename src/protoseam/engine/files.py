@@ -14,7 +14,15 @@ from typing import Any
 
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["StorageError", "explain_os_error", "fsync_folder", "sha256", "write_atomically", "write_json"]
+__all__ = [
+    "StorageError",
+    "explain_os_error",
+    "fsync_folder",
+    "read_json",
+    "sha256",
+    "write_atomically",
+    "write_json",
+]
 
 
 class StorageError(ProtoSeamError, OSError):
@@ -67,6 +75,19 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; damage is named together with the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(f"{path} cannot be read as JSON ({error}): remove it, or restore it") from error
+    if not isinstance(value, dict):
+        raise StorageError(
+            f"{path} holds a {type(value).__name__}, not a JSON object: remove it, or restore it"
+        )
+    return value
 
 
 def sha256(path: Path) -> str:

@@ -180,18 +180,22 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         return EndToEnd(model)
     if config.variant not in ("unlifted", "protoseam"):
         raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
-    net = ps.lift(
-        model,
-        num_classes=num_classes,
-        dim=config.lift.dim,
-        covariance=_covariance(config.lift),
-        schedule=ps.SineAnneal(config.lift.rho_min, config.lift.rho_max),
-        init=config.lift.init,
-        alpha=config.lift.alpha,
-        draws=config.lift.draws,
-        antithetic=config.lift.antithetic,
-        class_weights=config.lift.class_weights,
-    )
+    try:
+        net = ps.lift(
+            model,
+            num_classes=num_classes,
+            dim=config.lift.dim,
+            covariance=_covariance(config.lift),
+            schedule=ps.SineAnneal(config.lift.rho_min, config.lift.rho_max),
+            init=config.lift.init,
+            alpha=config.lift.alpha,
+            repulsion_scale=config.lift.repulsion,
+            draws=config.lift.draws,
+            antithetic=config.lift.antithetic,
+            class_weights=config.lift.class_weights,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
     # Unlifted is the same architecture with the same initial weights, trained end to end.
     return Lifting(net) if config.variant == "protoseam" else EndToEnd(net.deploy().train())
 

@@ -22,8 +22,8 @@ import torch
 import yaml
 
 from protoseam import __version__
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, to_dict
-from protoseam.engine.files import explain_os_error, write_atomically, write_json
+from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
+from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
 
 __all__ = ["RunDirectory", "RunLockedError", "environment"]
@@ -78,14 +78,13 @@ class RunDirectory:
     def read_config(self) -> RunConfig:
         file = self.path / "config.yaml"
         try:
-            values = yaml.safe_load(file.read_text())
-        except FileNotFoundError as error:
+            text = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{file} is not valid YAML: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file} should hold settings, one a line")
-        return from_dict(values)
+        try:
+            return from_dict(parse_yaml(text))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from error
 
     def check_config(self, config: RunConfig) -> None:
         """Refuse to go on with a run under other settings than its own; where it runs is no part of them."""
@@ -150,11 +149,14 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"
         rows = []
-        for line in file.read_text().splitlines() if file.exists() else []:
+        for line in file.read_bytes().splitlines() if file.exists() else []:
             try:
-                rows.append(json.loads(line))
-            except ValueError:  # the line a kill cut short
+                row = json.loads(line)
+            except (ValueError, RecursionError):  # the line a kill cut short
                 break
+            if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
+                break
+            rows.append(row)
         return rows
 
     def write_summary(self, summary: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
@@ -167,13 +169,12 @@ class RunDirectory:
 
     def read_summary(self) -> dict[str, Any] | None:
         file = self.path / "summary.json"
-        summary: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
-        return summary
+        return read_json(file) if file.exists() else None
 
     def environment_changes(self) -> list[str]:
         """What differs between the run's environment and this one, in words."""
         file = self.path / "env.json"
-        then = json.loads(file.read_text()) if file.exists() else {}
+        then = read_json(file) if file.exists() else {}
         now = environment()
         keys = sorted(then.keys() | now.keys())
         return [f"{k}: was {then.get(k)}, is {now.get(k)}" for k in keys if then.get(k) != now.get(k)]

@@ -160,7 +160,13 @@ class _Session:
             )
         found = checkpoint.latest(self.directory.checkpoints, self.run.device)
         if found is not None:
-            self.run.load_state(found[1])
+            try:
+                self.run.load_state(found[1])
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise checkpoint.CheckpointError(
+                    f"the checkpoint of epoch {found[0]} in {self.out} does not fit its config.yaml "
+                    f"({str(error).splitlines()[0]}): restore the one it was saved with, or start again"
+                ) from error
             self.saved = found[0]
         self.history = [row for row in self.directory.read_metrics() if row["epoch"] <= self.run.epoch]
         if self.writes:

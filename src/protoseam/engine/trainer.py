@@ -41,6 +41,7 @@ def resolve_device(name: str) -> torch.device:
 
 # Weights this many times their size at the start mean nothing any more; sound training stays below 10.
 _LOST = 100.0
+_MANY_CLASSES = 1000
 _REMEDY = (
     "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or --on_nonfinite rewind"
 )
@@ -137,7 +138,7 @@ class Run:
         if not size <= _LOST * self.first_size:
             raise DivergedError(
                 f"the weights have grown to {size / self.first_size:.3g} times their size at the start by epoch "
-                f"{self.epoch + 1}: training has diverged, though every number is still finite. {_REMEDY}",
+                f"{self.epoch + 1}: training has diverged, though every number is still finite. {self._remedy()}",
                 self,
             )
         self.objective.end_epoch(self._sweep)
@@ -180,9 +181,14 @@ class Run:
         bad = ~torch.isfinite(self._cast(self.objective.logits, x)).all(1)
         classes = sorted({self.data.classes[c] for c in y[bad].tolist()})
         whose = f", with non-finite outputs for class {', '.join(classes[:8])}" if classes else ""
-        return (
-            f"step {step} (epoch {self.epoch + 1}) was not applied: {what} was not finite{whose}. {_REMEDY}"
-        )
+        return f"step {step} (epoch {self.epoch + 1}) was not applied: {what} was not finite{whose}. {self._remedy()}"
+
+    def _remedy(self) -> str:
+        n = self.data.num_classes
+        if n < _MANY_CLASSES or self.config.variant != "protoseam" or self.config.lift.repulsion is not None:
+            return _REMEDY
+        pairs = f"With {n:,} classes the repulsion sums {n * (n - 1) // 2:,} pairs"
+        return f"{pairs}: try --lift.repulsion={1 / n:.0e}. {_REMEDY}"
 
     def slow_down(self, factor: float = 0.5) -> None:
         """Scale all remaining learning rates, after a divergence."""

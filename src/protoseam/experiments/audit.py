@@ -133,7 +133,7 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
     assert isinstance(objective, Lifting)
     try:
         objective.load_state_dict(state["objective"])
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(
             f"the checkpoint of epoch {epoch} in {path} does not fit its config.yaml: {str(error).splitlines()[0]}"
         ) from error

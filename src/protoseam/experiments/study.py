@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.engine.config import ConfigError, RunConfig
-from protoseam.engine.files import write_json
+from protoseam.engine.files import read_json, write_json
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import Interrupted, train_packed
 
@@ -66,7 +65,7 @@ def _collect(folder: Path, name: str) -> None:
     assert summary is not None
     summary.pop("classes")
     summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
-    environment = json.loads((work / "env.json").read_text())
+    environment = read_json(work / "env.json")
     row = {"name": name, **summary, "environment": environment, "metrics": directory.read_metrics()}
     write_json(folder / f"{name}.json", row)
     shutil.rmtree(work)
@@ -80,12 +79,7 @@ def read_study(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} is not JSON ({error}): copy it again, or delete it to run it again"
-        ) from error
+    row = read_json(path)
     lacking = {"epochs", "test_accuracy", "config", "metrics"}.difference(row) if "rows" not in row else set()
     if lacking:  # "rows" is the toy model's file
         raise ConfigError(

@@ -61,6 +61,17 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": _mlp,
 }
 NAMES: tuple[str, ...] = tuple(_BUILDERS)
+# Options of timm that read a file or a stranger's settings: a config must not be able to ask for that.
+_LOADING = frozenset({"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"})
+
+
+def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
+    try:
+        return make(*args, **options)
+    except ModelError:
+        raise
+    except (TypeError, ValueError, AssertionError) as error:  # an option that does not exist, or does not fit
+        raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
 
 
 def build(name: str, num_classes: int, image_shape: Sequence[int], **options: Any) -> nn.Module:
@@ -70,8 +81,13 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
     network's own function. `mlp` takes any shape and flattens it.
     """
     shape = tuple(image_shape)
+    if refused := _LOADING.intersection(options):
+        raise ModelError(
+            f"{name}: the option {min(refused)} would load files or settings from elsewhere; leave it out, or load "
+            "weights in your own code and give ps.lift the network"
+        )
     if name in _BUILDERS:
-        return _BUILDERS[name](num_classes, shape, **options)
+        return _built(name, _BUILDERS[name], num_classes, shape, **options)
     known = list(NAMES)
     try:
         timm = importlib.import_module("timm")
@@ -79,10 +95,9 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
         timm = None
     if timm is not None:
         if timm.is_model(name):
-            network: nn.Module = timm.create_model(
-                name, num_classes=num_classes, in_chans=shape[0], **options
+            return _built(
+                name, timm.create_model, name, num_classes=num_classes, in_chans=shape[0], **options
             )
-            return network
         known += timm.list_models()
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"

@@ -49,11 +49,11 @@ def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
         return
     low, high = (int(v) for v in torch.aminmax(y_B))
     if low < 0 or high >= num_classes:
-        hint = (
-            "they seem to start from 1: subtract 1"
-            if low == 1 and high == num_classes
-            else "check num_classes"
-        )
+        hint = "check num_classes"
+        if low == 1 and high == num_classes:
+            hint = "they seem to start from 1: subtract 1"
+        elif low < 0:
+            hint = "negative ones usually mark samples without a label: drop those"
         raise ValueError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
 
 
@@ -75,8 +75,9 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
         classes = y_N[bad_N].unique().tolist()
         raise SeamError(
             f"N1 returned non-finite embeddings in {where}: {int(bad_N.sum())} of {len(z_NK)} samples, "
-            f"class {name_some(classes)}. The consensus curvature grows with lr·ρ·‖features‖²: lower the learning "
-            "rate, clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max)"
+            f"class {name_some(classes)}. Look for NaN in their inputs first, and drop or fill those. If there is "
+            "none, training diverges (the consensus curvature grows with lr·ρ·‖features‖²): lower the learning rate, "
+            "clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max)"
         )
 
 

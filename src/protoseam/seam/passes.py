@@ -32,6 +32,7 @@ def collect_embeddings(
     zs: list[Tensor] = []
     ys: list[Tensor] = []
     size = 0
+    shape: torch.Size | None = None
     with as_deployed(module), torch.no_grad():
         for batch in loader:
             if not isinstance(batch, list | tuple) or len(batch) < 2:
@@ -39,7 +40,16 @@ def collect_embeddings(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
             x, y = batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True)
-            z = at_least_float32(embed(x))
+            try:
+                z = at_least_float32(embed(x))
+            except RuntimeError as error:
+                if shape in (None, x.shape[1:]):
+                    raise
+                raise ValueError(
+                    f"{what}: the network took inputs of shape {tuple(shape)} but fails on {tuple(x.shape[1:])}: "
+                    f"bring all of them to one size ({error})"
+                ) from error
+            shape = x.shape[1:]
             size += z.nbytes
             if size > _DEVICE_BYTES and device.type != "cpu":
                 z, y = z.cpu(), y.cpu()
