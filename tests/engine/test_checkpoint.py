@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protoseam.engine import checkpoint
+from protoseam.engine import checkpoint, rundir
 from protoseam.engine.files import StorageError
 
 
@@ -140,3 +140,19 @@ def test_killed_while_saving_leaves_only_whole_checkpoints(tmp_path: Path) -> No
         found = checkpoint.latest(folder)  # any warning of damage would be an error here
         assert found is not None
         assert torch.equal(found[1]["w"], torch.full((200_000,), float(found[0])))
+
+
+def test_the_commit_says_whether_the_sources_are_its_own(tmp_path: Path) -> None:
+    assert rundir._commit(tmp_path) is None  # an installed package has no repository
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("1\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    clean = rundir._commit(tmp_path)
+    assert clean is not None
+    assert len(clean) == 12
+    (tmp_path / "notes.txt").write_text("not a source\n")
+    assert rundir._commit(tmp_path) == clean
+    (tmp_path / "src" / "a.py").write_text("2\n")
+    assert rundir._commit(tmp_path) == f"{clean}-dirty"

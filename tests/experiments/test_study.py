@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.files import StorageError
 from protoseam.experiments import paper, study
 from protoseam.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
 from protoseam.experiments.recipes import MINUTES, NAMES, RECIPES, recipe
@@ -145,7 +146,7 @@ def test_the_measured_times_are_those_of_the_committed_runs() -> None:
 
 def test_a_file_that_is_no_finished_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text('{"epochs": 2')
-    with pytest.raises(ConfigError, match=r"cut\.json is not JSON"):
+    with pytest.raises(StorageError, match=r"cut\.json cannot be read as JSON"):
         study.read_study(tmp_path)
     (tmp_path / "cut.json").write_text('{"epochs": 2, "config": {}, "metrics": []}')
     with pytest.raises(ConfigError, match="it has no test_accuracy"):

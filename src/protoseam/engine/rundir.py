@@ -196,13 +196,17 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of a source checkout, or None for an installed package."""
-    root = Path(__file__).resolve().parents[3]
+def _commit(root: Path = Path(__file__).resolve().parents[3]) -> str | None:
+    """The commit of a source checkout, ``-dirty`` if its src/ is not what was committed; None if installed."""
     if not (root / ".git").exists():
         return None
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=5)
+
     try:
-        command = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        head = git("rev-parse", "--short=12", "HEAD")
+        changed = git("diff", "--quiet", "HEAD", "--", "src").returncode == 1
     except (OSError, subprocess.SubprocessError):
         return None
+    return None if head.returncode else head.stdout.strip() + "-dirty" * changed
