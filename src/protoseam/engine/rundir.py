@@ -196,7 +196,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit(root: Path = Path(__file__).resolve().parents[3]) -> str | None:
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def _commit(root: Path = _ROOT) -> str | None:
     """The commit of a source checkout, ``-dirty`` if its src/ is not what was committed; None if installed."""
     if not (root / ".git").exists():
         return None
