@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -42,21 +43,36 @@ class RunDirectory:
     # ------------------------------------------------------------------ opening
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
-        """A new run; refused where one lies already."""
+    def claim(cls, path: Path) -> RunDirectory:
+        """The directory of a run, new or not, locked; refused while another process holds it."""
         run = cls(path)
         with explain_os_error("the run", path):
-            path.mkdir(parents=True, exist_ok=True)
-            run._acquire()
-            if (path / "config.yaml").exists():
-                run.close()
-                raise ConfigError(
-                    f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
-                    "another --out"
-                )
-            write_atomically(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
-            write_json(path / "env.json", environment())
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                run._acquire()
+            except FileNotFoundError as error:  # removed under our feet by the process that finished it
+                raise RunLockedError(f"another process has just removed {path}. Look again") from error
         return run
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
+        """A new run; refused where one lies already."""
+        run = cls.claim(path)
+        if (path / "config.yaml").exists():
+            run.close()
+            raise ConfigError(
+                f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
+                "another --out"
+            )
+        run.start(config)
+        return run
+
+    def start(self, config: RunConfig) -> None:
+        """Write down what is about to be run, and where."""
+        with explain_os_error("the run", self.path):
+            write_json(self.path / "env.json", environment())
+            text = yaml.safe_dump(to_dict(config), sort_keys=False)
+            write_atomically(self.path / "config.yaml", text.encode())  # last: with it the run exists
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -99,6 +115,11 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def remove(self) -> None:
+        """Delete the directory, its lock with it: whoever locks it next has to look whether the run is done."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
 
     def __enter__(self) -> RunDirectory:
         return self
