@@ -50,8 +50,13 @@ class RunDirectory:
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 run._acquire()
-            except FileNotFoundError as error:  # removed under our feet by the process that finished it
-                raise RunLockedError(f"another process has just removed {path}. Look again") from error
+                assert run._lock is not None
+                gone = not os.path.samestat(os.fstat(run._lock.fileno()), (path / "lock").stat())
+            except FileNotFoundError:
+                gone = True
+        if gone:  # removed under our feet by the process that finished it: a lock on nothing
+            run.close()
+            raise RunLockedError(f"another process has just removed {path}. Look again")
         return run
 
     @classmethod
