@@ -5,7 +5,7 @@ Accuracies are percentages; seeds are 42, 43, 44, in this order.
 
 from __future__ import annotations
 
-__all__ = ["DATASETS", "MODELS", "SEEDS", "SWEEP_K", "SWEEP_RHO", "TABLE_1", "VARIANTS"]
+__all__ = ["DATASETS", "GRID", "MODELS", "SEEDS", "SWEEP_K", "SWEEP_RHO", "TABLE_1", "VARIANTS"]
 
 SEEDS = (42, 43, 44)
 DATASETS = ("cifar10", "cifar100", "tinyimagenet")
@@ -49,4 +49,10 @@ SWEEP_K: dict[int, tuple[float, float, float]] = {
     32: (70.4333, 0.7067, 0.7533),
     64: (70.9700, 0.6900, 0.4100),
     128: (71.1800, 0.1500, 0.2600),
+}
+
+# §tech_details: the grid of the hyperparameter search, for Baseline and ProtoSeam, every data set and network
+GRID: dict[str, tuple[float, ...]] = {
+    "optim.lr": (0.01, 0.02, 0.05, 0.1),
+    "optim.weight_decay": (1e-4, 2e-4, 5e-4, 1e-3, 2e-3),
 }
