@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from protoseam.cli.main import main
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.session import train
 from protoseam.experiments import paper, study, tables
 from protoseam.experiments.plans import sweep_k, sweep_rho, table_1
 from protoseam.experiments.recipes import NAMES, recipe
@@ -114,3 +118,36 @@ def test_the_table_shows_what_is_there_and_what_is_missing(
     assert "3 of 9 runs are in" in shown
     cells = tables.table_1(study.read_study(tmp_path), ["cifar100"], ["resnet8"])
     assert tables.csv_table(cells).splitlines()[3].endswith("77.00,79.00,missing,78.00,2.00,78.34,-0.34")
+
+
+def test_a_run_another_worker_holds_is_left_to_it_until_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = RunDirectory.claim(tmp_path / "unfinished" / "baseline-1")
+    seen_while_waiting = []
+
+    def the_other_dies(_: float) -> None:
+        seen_while_waiting.append(set(study.read_study(tmp_path)))
+        other.close()
+
+    monkeypatch.setattr(study, "time", SimpleNamespace(sleep=the_other_dies, monotonic=time.monotonic))
+    assert study.run_study(PLAN, tmp_path, pack=2, quiet=True)
+    assert seen_while_waiting == [{name for name, _ in PLAN} - {"baseline-1"}]
+    assert study.done(tmp_path, "baseline-1")
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_worker_may_die_between_the_last_epoch_the_results_and_their_file(tmp_path: Path) -> None:
+    work = tmp_path / "unfinished" / "baseline-1"
+    train(PLAN[0][1], work, quiet=True)
+    expected = json.loads((work / "summary.json").read_text())["test_accuracy"]
+    (work / "summary.json").unlink()  # the last checkpoint is there, the results are not
+    leftover = tmp_path / "unfinished" / "baseline-2"
+    leftover.mkdir()
+    (tmp_path / "baseline-2.json").write_text('{"test_accuracy": 0.5}')  # kept, but not yet cleared up
+    assert study.run_study(PLAN[:2], tmp_path, quiet=True)
+    found = study.read_study(tmp_path)
+    assert found["baseline-1"]["test_accuracy"] == expected
+    assert len(found["baseline-1"]["metrics"]) == 3
+    assert found["baseline-2"]["test_accuracy"] == 0.5
+    assert not (tmp_path / "unfinished").exists()
