@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.engine.files import StorageError
+from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.session import train
 from protoseam.experiments import paper, study
 from protoseam.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
 from protoseam.experiments.recipes import MINUTES, NAMES, RECIPES, recipe
@@ -151,3 +156,37 @@ def test_a_file_that_is_no_finished_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text('{"epochs": 2, "config": {}, "metrics": []}')
     with pytest.raises(ConfigError, match="it has no test_accuracy"):
         study.read_study(tmp_path)
+
+
+def test_a_run_another_worker_holds_is_left_to_it_until_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = RunDirectory.claim(tmp_path / "unfinished" / "baseline-1")
+    seen_while_waiting = []
+
+    def the_other_dies(_: float) -> None:
+        seen_while_waiting.append(set(study.read_study(tmp_path)))
+        other.close()
+
+    monkeypatch.setattr(study, "time", SimpleNamespace(sleep=the_other_dies, monotonic=time.monotonic))
+    assert study.run_study(PLAN, tmp_path, pack=2, quiet=True)
+    assert seen_while_waiting == [{name for name, _ in PLAN} - {"baseline-1"}]
+    assert study.done(tmp_path, "baseline-1")
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_worker_may_die_between_the_last_epoch_the_results_and_their_file(tmp_path: Path) -> None:
+    work = tmp_path / "unfinished" / "baseline-1"
+    train(PLAN[0][1], work, quiet=True)
+    expected = json.loads((work / "summary.json").read_text())["test_accuracy"]
+    (work / "summary.json").unlink()  # the last checkpoint is there, the results are not
+    leftover = tmp_path / "unfinished" / "baseline-2"
+    leftover.mkdir()
+    kept = {"test_accuracy": 0.5, "epochs": 3, "config": {}, "metrics": []}
+    (tmp_path / "baseline-2.json").write_text(json.dumps(kept))  # not yet cleared up
+    assert study.run_study(PLAN[:2], tmp_path, quiet=True)
+    found = study.read_study(tmp_path)
+    assert found["baseline-1"]["test_accuracy"] == expected
+    assert len(found["baseline-1"]["metrics"]) == 3
+    assert found["baseline-2"]["test_accuracy"] == 0.5
+    assert not (tmp_path / "unfinished").exists()

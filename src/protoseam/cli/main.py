@@ -12,6 +12,7 @@ VERBS = {
     "eval": "evaluate a run's deployed network",
     "audit": "check the theory's bounds on a run, term by term",
     "data": "list, download and verify data sets",
+    "sweep": "search for settings by validation accuracy, with any number of workers",
     "reproduce": "the paper's runs, tables and figures",
     "toy": "the paper's one-dimensional model, against its closed forms",
 }

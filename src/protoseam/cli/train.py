@@ -13,7 +13,7 @@ import jsonargparse
 
 from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
 
-__all__ = ["main"]
+__all__ = ["Parser", "find_recipe", "flatten", "main"]
 
 _OWN = {
     "config",
@@ -29,14 +29,14 @@ _OWN = {
 }
 
 
-class _Parser(jsonargparse.ArgumentParser):
+class Parser(jsonargparse.ArgumentParser):
     """jsonargparse, with a suggestion for what was probably meant."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ConfigError(_suggest(message.strip(), self))
 
 
-def _suggest(message: str, parser: _Parser) -> str:
+def _suggest(message: str, parser: Parser) -> str:
     known = [action.dest for action in parser._actions]
     for word in re.findall(r"--([\w.]+)|(?:[Kk]ey|[Oo]ption) [\"\']([\w.]+)", message):
         name = word[0] or word[1]
@@ -48,8 +48,8 @@ def _suggest(message: str, parser: _Parser) -> str:
     return message
 
 
-def build_parser(defaults: dict[str, Any] | None = None) -> _Parser:
-    parser = _Parser(
+def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
+    parser = Parser(
         prog="protoseam train",
         description="Train a run into a new directory, or go on with one (--resume DIR).",
     )
@@ -70,21 +70,21 @@ def build_parser(defaults: dict[str, Any] | None = None) -> _Parser:
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
-        parser.set_defaults(_flatten(defaults))
+        parser.set_defaults(flatten(defaults))
     return parser
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and key in ("optim", "lift"):
-            flat |= _flatten(value, f"{key}.")
+            flat |= flatten(value, f"{key}.")
         else:
             flat[prefix + key] = value
     return flat
 
 
-def _recipe(argv: list[str]) -> dict[str, Any] | None:
+def find_recipe(argv: list[str]) -> dict[str, Any] | None:
     for i, word in enumerate(argv):
         name = word.split("=", 1)[1] if word.startswith("--recipe=") else None
         if word == "--recipe" and i + 1 < len(argv):
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     from protoseam.engine.session import resume, train_packed
 
     _vet_config_files(argv)
-    parser = build_parser(_recipe(argv))
+    parser = build_parser(find_recipe(argv))
     values = parser.parse_args(argv).as_dict()
     budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]
     if values["resume"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ class ArrayDataset:
     def sample_shape(self) -> tuple[int, ...]:
         """(H, W, C) of an image, or (F,) of a feature row."""
         return tuple(self.train_images.shape[1:])
+
+    def without_test(self) -> ArrayDataset:
+        """The same with no test data, for those who must not see any."""
+        return dataclasses.replace(self, test_images=self.test_images[:0], test_labels=self.test_labels[:0])
 
 
 def check(dataset: ArrayDataset) -> None:

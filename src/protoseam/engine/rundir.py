@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -47,21 +48,41 @@ class RunDirectory:
     # ------------------------------------------------------------------ opening
 
     @classmethod
-    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
-        """A new run; refused where one lies already."""
+    def claim(cls, path: Path) -> RunDirectory:
+        """The directory of a run, new or not, locked; refused while another process holds it."""
         run = cls(path)
         with explain_os_error("the run", path), run._closed_on_error():
-            path.mkdir(parents=True, exist_ok=True)
-            run._acquire()
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                run._acquire()
+                assert run._lock is not None
+                gone = not os.path.samestat(os.fstat(run._lock.fileno()), (path / "lock").stat())
+            except FileNotFoundError:
+                gone = True
+            if gone:  # removed under our feet by the process that finished it: a lock on nothing
+                raise RunLockedError(f"another process has just removed {path}. Look again")
+            run._sweep_up()
+        return run
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
+        """A new run; refused where one lies already."""
+        run = cls.claim(path)
+        with run._closed_on_error():
             if (path / "config.yaml").exists():
                 raise ConfigError(
                     f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
                     "another --out"
                 )
-            write_json(path / "env.json", environment())
-            # last, because it is what makes the folder a run: a process killed before it leaves none
-            write_atomically(path / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False).encode())
+            run.start(config)
         return run
+
+    def start(self, config: RunConfig) -> None:
+        """Write down what is about to be run, and where."""
+        with explain_os_error("the run", self.path):
+            write_json(self.path / "env.json", environment())
+            text = yaml.safe_dump(to_dict(config), sort_keys=False)
+            write_atomically(self.path / "config.yaml", text.encode())  # last: with it the run exists
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -70,10 +91,14 @@ class RunDirectory:
         config = run.read_config()
         with explain_os_error("the run", path), run._closed_on_error():
             run._acquire()
-            for leftover in path.glob(".*.????????"):  # what a process killed while it wrote left behind
-                if leftover.name[1:-9] in _WRITTEN:
-                    leftover.unlink()
+            run._sweep_up()
         return run, config
+
+    def _sweep_up(self) -> None:
+        """Remove what a process killed while it wrote left behind."""
+        for leftover in self.path.glob(".*.????????"):
+            if leftover.name[1:-9] in _WRITTEN:
+                leftover.unlink()
 
     def read_config(self) -> RunConfig:
         file = self.path / "config.yaml"
@@ -126,6 +151,11 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def remove(self) -> None:
+        """Delete the directory, its lock with it: whoever locks it next has to look whether the run is done."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.close()
 
     def __enter__(self) -> RunDirectory:
         return self

@@ -63,11 +63,15 @@ def train_packed(
     quiet: bool = False,
     budget_seconds: float | None = None,
     resuming: bool = False,
+    held: Sequence[RunDirectory] | None = None,
+    test: bool = True,
 ) -> list[dict[str, Any]]:
     """Train several runs side by side on one device, each as it would be alone.
 
     With ``resuming``, a run whose directory exists goes on (or is only read, if it is finished). So it does when
-    torchrun has started the processes again after it lost one.
+    torchrun has started the processes again after it lost one. ``held`` are directories the caller has claimed, one a
+    run: their locks stay the caller's. Without ``test`` the test data is taken away before anything is built, and the
+    test accuracy is None: what tuning has to ask for.
     """
     started = time.monotonic()
     resuming = resuming or restarted()
@@ -75,7 +79,11 @@ def train_packed(
     processes = join(resolve_device(runs[0][0].device))
     with ExitStack() as stack, naming_lost_processes(processes):
         datasets: dict[tuple[str, str | None], ArrayDataset] = {}
-        sessions = [_Session(config, out, processes, resuming, datasets, stack) for config, out in runs]
+        directories: Sequence[RunDirectory | None] = held or [None] * len(runs)
+        sessions = [
+            _Session(config, out, processes, resuming or held is not None, datasets, stack, directory, test)
+            for (config, out), directory in zip(runs, directories, strict=True)
+        ]
         active = [s for s in sessions if not s.finished]
         if active:
             _drive(active, quiet or processes.rank > 0, budget_seconds, started)
@@ -93,12 +101,16 @@ class _Session:
         resuming: bool,
         datasets: dict[tuple[str, str | None], ArrayDataset],
         stack: ExitStack,
+        held: RunDirectory | None,
+        test: bool,
     ) -> None:
         self.config, self.out, self.processes = config, out, processes
         self.writes = processes.rank == 0
         exists = (out / "config.yaml").exists()
-        self.directory = RunDirectory(out)
-        if self.writes:
+        self.directory = held or RunDirectory(out)
+        if held is not None and not exists:
+            held.start(config)
+        if self.writes and held is None:
             self.directory = (
                 RunDirectory.open(out)[0] if resuming and exists else RunDirectory.create(out, config)
             )
@@ -110,7 +122,8 @@ class _Session:
             return
         key = config.data, config.data_root
         if key not in datasets:
-            datasets[key] = load(config.data, Path(config.data_root) if config.data_root else None)
+            data = load(config.data, Path(config.data_root) if config.data_root else None)
+            datasets[key] = data if test else data.without_test()
         self.run = Run(config, datasets[key], processes)
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0

@@ -5,7 +5,18 @@ Accuracies are percentages; seeds are 42, 43, 44, in this order. Constants only:
 
 from __future__ import annotations
 
-__all__ = ["DATASETS", "EPOCHS", "MODELS", "SEEDS", "SWEEP_K", "SWEEP_RHO", "TABLE_1", "TUNED", "VARIANTS"]
+__all__ = [
+    "DATASETS",
+    "EPOCHS",
+    "GRID",
+    "MODELS",
+    "SEEDS",
+    "SWEEP_K",
+    "SWEEP_RHO",
+    "TABLE_1",
+    "TUNED",
+    "VARIANTS",
+]
 
 SEEDS = (42, 43, 44)
 EPOCHS = 200
@@ -67,4 +78,10 @@ TUNED: dict[tuple[str, str, str], tuple[float, float]] = {
     ("tinyimagenet", "resnet8", "protoseam"): (0.02, 2e-3),
     ("tinyimagenet", "vit_s", "baseline"): (0.1, 2e-4),
     ("tinyimagenet", "vit_s", "protoseam"): (0.01, 5e-4),
+}
+
+# §tech_details: the grid of the hyperparameter search, for Baseline and ProtoSeam, every data set and network
+GRID: dict[str, tuple[float, ...]] = {
+    "optim.lr": (0.01, 0.02, 0.05, 0.1),
+    "optim.weight_decay": (1e-4, 2e-4, 5e-4, 1e-3, 2e-3),
 }
