@@ -2,7 +2,7 @@
 
     python .ci/lock.py > requirements.lock
 
-Data in: pyproject.toml, constraints.txt, and the index pages and metadata of https://pypi.org/simple (network). What
+Data in: pyproject.toml, constraints.txt, and the index pages and metadata of PyPI (network). What
 constraints.txt does not pin (the CUDA libraries that torch's Linux wheels need, the build backend) is taken at its
 newest release that fits. Nothing is downloaded but pages and metadata, and no state is kept.
 """
@@ -33,13 +33,14 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from packaging.version import Version
+from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).resolve().parent.parent
-INDEX = "https://pypi.org/simple"
-EXTRAS = ("vision", "report", "dev")
-HEADER = f"""\
+INDEX = PyPI.simple_url
+EXTRAS = ("vision", "report", "tune", "dev")
+HEADER = """\
 # The locked environment of `make locked`: every package with the SHA-256 of every file of that release, as the
-# index pages of {INDEX} list them. Made by .ci/lock.py from constraints.txt, for CPython 3.11 on Linux
+# index pages of PyPI list them. Made by .ci/lock.py from constraints.txt, for CPython 3.11 on Linux
 # x86_64; do not edit. torch's hashes are those of PyPI's own wheels, which bring CUDA along: a CPU build of the same
 # version from elsewhere (2.13.0+cpu) is another file, and --require-hashes refuses it. For that one use `make test`,
 # which pins versions (constraints.txt) but not files.
