@@ -165,15 +165,20 @@ def _tables(magnitude: int, bins: int, height: int, width: int, device: torch.de
         return [table.to(device) for table in tables]
 
 
-@torch.compiler.assume_constant_result
 def _constant(which: int, magnitude: int, bins: int, height: int, width: int, device: torch.device) -> Tensor:
     return _tables(magnitude, bins, height, width, device)[which]
 
 
+# What torch.compiler.assume_constant_result would set, without its import of the whole compiler: more than a second
+# for everyone who never compiles.
+_constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _table(which: int, policy: RandAugment, images_BCHW: Tensor) -> Tensor:
     # index() makes a size that a compiled graph would keep symbolic a number: the tables depend on it.
-    numbers = (policy.magnitude, policy.bins, *images_BCHW.shape[2:])
-    return _constant(which, *(index(number) for number in numbers), images_BCHW.device)
+    height, width = images_BCHW.shape[2:]
+    magnitude, bins = index(policy.magnitude), index(policy.bins)
+    return _constant(which, magnitude, bins, index(height), index(width), images_BCHW.device)
 
 
 # --- Geometry ----------------------------------------------------------------------------------------------
