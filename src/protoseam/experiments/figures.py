@@ -71,7 +71,7 @@ def curves_figure(bands: Sequence[Band], scope: Scope) -> Figure | None:
     columns = list(dict.fromkeys((band.data, band.model) for band in bands))
     if not columns:
         return None
-    figure = _figure(0.6 + 3.9 * len(columns), 6.2, scope.note)
+    figure = _figure(0.6 + 3.9 * len(columns), 6.6, scope.note)
     grid = figure.subplots(2, len(columns), squeeze=False, sharex="col")
     for column, (data, model) in enumerate(columns):
         upper, lower = grid[:, column]
@@ -82,8 +82,10 @@ def curves_figure(bands: Sequence[Band], scope: Scope) -> Figure | None:
         upper.set(title=f"{TITLES[data]}, {TITLES[model]}")
         lower.set(xlabel="epoch", yscale="log")
         for axes in (upper, lower):
-            axes.legend(frameon=False, fontsize=7)
             _plain(axes)
+        upper.legend(frameon=False, fontsize=7)
+        # below, because losses cover the whole height of their panel
+        lower.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     grid[0, 0].set_ylabel("validation accuracy, %")
     grid[1, 0].set_ylabel("training loss")
     return figure
