@@ -96,7 +96,7 @@ def test_the_lowest_room_needs_torch_alone() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             third_party = {n.split(".")[0] for n in names} - {
                 "torch", "protoseam", "math", "collections", "typing", "dataclasses", "contextlib", "__future__",
-                "functools", "importlib",
+                "functools", "importlib", "warnings",
             }  # fmt: skip
             if path.name == "kernels.py":  # loaded for CUDA tensors only, and only where Triton is
                 third_party -= {"triton"}

@@ -130,7 +130,7 @@ def test_repulsion_on_the_device(classes: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [5, 32, 64, 80])  # 80: too wide for the kernel
-@pytest.mark.parametrize("windows", [(40.0, 8.0), (1e9, float("inf"))])
+@pytest.mark.parametrize("windows", [(25.1, 32 / 3), (1e9, float("inf"))])  # 25.1 is no float32
 def test_running_moments_on_the_device(width: int, windows: tuple[float, float]) -> None:
     window, mean_window = windows
     generator = torch.Generator().manual_seed(7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ def cuda_kernels(t: Tensor) -> Any | None:
 @functools.cache
 def _kernels() -> Any | None:
     try:
-        return importlib.import_module("protoseam.core.kernels")
+        module = importlib.import_module("protoseam.core.kernels")
+        module.repulsion(
+            torch.zeros(2, 1, device="cuda"), 1.0
+        )  # builds a launcher, for which it needs a C compiler
     except ImportError:
         return None
+    except Exception as error:  # whatever a missing compiler, header or driver makes of it
+        warnings.warn(
+            f"Triton cannot run here ({error}): slower operations of torch are used. A C compiler and Python's headers "
+            "are what it usually lacks",
+            stacklevel=2,
+        )
+        return None
+    return module

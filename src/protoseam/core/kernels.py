@@ -18,7 +18,7 @@ MAX_WIDTH = 64  # of a class's moments: a scatter lives in one program's registe
 
 
 @triton.jit
-def _repulsion(s, value, gradient, alpha, C, K: tl.constexpr, KP: tl.constexpr, BJ: tl.constexpr):
+def _repulsion(s, value, gradient, alpha: tl.float64, C, K: tl.constexpr, KP: tl.constexpr, BJ: tl.constexpr):
     """One prototype a program: half its energy, and ∂P/∂s_i = −α Σ_j e^{−αd}/d (s_i − s_j)."""
     i = tl.program_id(0)
     k = tl.arange(0, KP)
@@ -35,7 +35,8 @@ def _repulsion(s, value, gradient, alpha, C, K: tl.constexpr, KP: tl.constexpr, 
         squared = tl.sum(difference * difference, 1)
         distance = tl.sqrt(squared)
         e = tl.where((j != i) & (j < C), tl.exp(-alpha * distance), 0.0)
-        # coincident prototypes get the subgradient 0; NaN is not zero, and shows
+        # Coincident prototypes get the subgradient 0; NaN is not zero, and shows. Differences are exact here, so unlike
+        # in the blocks' matrix products only what is equal to the last bit coincides.
         w = tl.where(squared == 0.0, 0.0, e / distance)
         force += tl.sum(w[:, None] * difference, 0)
         energy += e
@@ -50,14 +51,26 @@ def repulsion(s_CK: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     value_C = torch.empty(C, dtype=torch.float64, device=s_CK.device)
     gradient_CK = torch.empty_like(s_CK)
     padded = triton.next_power_of_2(K)
-    _repulsion[(C,)](
-        s_CK, value_C, gradient_CK, alpha, C, K=K, KP=padded, BJ=max(1, _TILE // padded), num_warps=4
-    )
+    with torch.cuda.device_of(s_CK):  # Triton launches on the current device, torch on the tensor's
+        _repulsion[(C,)](
+            s_CK, value_C, gradient_CK, alpha, C, K=K, KP=padded, BJ=max(1, _TILE // padded), num_warps=4
+        )
     return value_C.sum(), gradient_CK
 
 
 @triton.jit
-def _merge(z, y, count, mean, scatter, window, mean_window, B, K: tl.constexpr, KP: tl.constexpr):
+def _merge(
+    z,
+    y,
+    count,
+    mean,
+    scatter,
+    window: tl.float64,
+    mean_window: tl.float64,
+    B,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+):
     """One class a program: its samples of the batch in order, their moments, and the merge of `merge_batch_`."""
     c = tl.program_id(0)
     k = tl.arange(0, KP)
@@ -105,7 +118,8 @@ def merge_batch(
     z_BK = z_BK.contiguous()
     # far beyond any count, and unlike infinity a number that every product and minimum below takes
     mean_window = min(mean_window, 1e18)
-    _merge[(C,)](
-        z_BK, y_B, count_C, mean_CK, scatter_CKK, window, mean_window, len(y_B), K=K,
-        KP=triton.next_power_of_2(K), num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(mean_CK):
+        _merge[(C,)](
+            z_BK, y_B, count_C, mean_CK, scatter_CKK, window, mean_window, len(y_B), K=K,
+            KP=triton.next_power_of_2(K), num_warps=4,
+        )  # fmt: skip

@@ -93,9 +93,8 @@ class Resident:
         if not self.flat:
             self.x = self.x.to(memory_format=torch.channels_last)
         self.y = torch.empty(rows, dtype=torch.int64, device=self.device)
-        # tensors, so that one compiled augmentation serves every run and epoch
+        # a tensor, like the epoch, so that one compiled augmentation serves every run and epoch
         self._seed = torch.tensor(seed, device=self.device)
-        self._epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         self._spare: _Spare | None = None
         self._augment: Callable[..., Tensor] = augment
         self._compiles = compile and self.policy != Augmentation.none()
@@ -128,18 +127,21 @@ class Resident:
             if 8 * self.x.nbytes > torch.cuda.mem_get_info(self.device)[0]:
                 return
             self._spare = _Spare(self.x, self.y)
-        with self._spare.making(epoch):
-            self._fill(self._spare.x, self._spare.y, epoch)
+        try:
+            with self._spare.making(epoch):
+                self._fill(self._spare.x, self._spare.y, epoch)
+        except torch.cuda.OutOfMemoryError:  # then it is made when its turn comes
+            self._spare = None
 
     def _fill(self, x: Tensor, y: Tensor, epoch: int) -> None:
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch, purpose=0))
         order = torch.randperm(self.size, generator=generator)[: self.steps * self.batch_size]
         order = order.view(self.steps, self.batch_size)[:, self.rank :: self.world].flatten()
         indices = order.to(self.device, non_blocking=True)
-        self._epoch.fill_(epoch)
+        at = torch.full((), epoch, dtype=torch.int64, device=self.device)
         torch.index_select(self.labels, 0, indices, out=y)
         for lo, hi in _equal_chunks(len(indices), _CHUNK):
-            x[lo:hi] = self._augmented(indices[lo:hi])
+            x[lo:hi] = self._augmented(indices[lo:hi], at)
         if self._compiles:
             self._compile()
 
@@ -158,7 +160,7 @@ class Resident:
 
     # ------------------------------------------------------------------ helpers
 
-    def _augmented(self, indices: Tensor) -> Tensor:
+    def _augmented(self, indices: Tensor, epoch: Tensor) -> Tensor:
         images = self.images.index_select(0, indices)
         if self.policy == Augmentation.none():
             return self._normalised(images)
@@ -167,7 +169,7 @@ class Resident:
             indices,
             policy=self.policy,
             seed=self._seed,
-            epoch=self._epoch,
+            epoch=epoch,
             mean=self.mean,
             std=self.std,
             dtype=self.dtype,
@@ -200,6 +202,7 @@ class _Spare:
 
     @contextmanager
     def making(self, epoch: int) -> Iterator[None]:
+        self.epoch = None  # until it is whole
         self.stream.wait_event(self.taken)
         with torch.cuda.stream(self.stream):
             yield
@@ -215,9 +218,11 @@ class _Spare:
 
 
 def _equal_chunks(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape."""
+    """Ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape.
+
+    The size comes in 256s, where it can, so that most batch sizes share a shape: the compiler keeps eight.
+    """
     count = -(-total // most)
-    size = -(-total // count)
-    for i in range(count):
-        hi = min((i + 1) * size, total)
-        yield hi - size, hi
+    size = min(total, -(-total // (256 * count)) * 256)
+    for hi in range(size, total + size, size):
+        yield min(hi, total) - size, min(hi, total)

@@ -227,7 +227,8 @@ def sgd_update(
 ) -> None:
     """g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv), and the working copy follows; nothing if ``ok`` is 0."""
     n = master.numel()
-    _sgd[(triton.cdiv(n, _BLOCK),)](
-        master, velocity, grad, work, lr, master if ok is None else ok, scale, n, momentum, decay,
-        GUARDED=ok is not None, SEPARATE=work is not master, BLOCK=_BLOCK, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(master):  # Triton launches on the current device, torch on the tensor's
+        _sgd[(triton.cdiv(n, _BLOCK),)](
+            master, velocity, grad, work, lr, master if ok is None else ok, scale, n, momentum, decay,
+            GUARDED=ok is not None, SEPARATE=work is not master, BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from protoseam.core.devices import cuda_kernels
+
 __all__ = ["FlatSGD"]
 
 _ALIGN = 128  # elements; keeps every parameter's view aligned for vectorised kernels
@@ -72,12 +74,10 @@ def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
 
 def _fused_update(device: torch.device) -> Callable[..., None] | None:
     """The update as one kernel, where Triton is there to compile it."""
-    if device.type != "cuda":
+    if cuda_kernels(torch.empty(0, device=device)) is None:
         return None
-    try:
-        from protoseam.engine.kernels import sgd_update
-    except ImportError:
-        return None
+    from protoseam.engine.kernels import sgd_update
+
     return sgd_update
 
 
@@ -117,19 +117,19 @@ class FlatSGD:
 
     @torch.no_grad()
     def gather(self) -> Tensor:
-        """Move the gradients out of ``p.grad``; returns their norm, which is not finite if one of them is not.
+        """Move the gradients out of ``p.grad``; returns the largest, which is not finite if one of them is not.
 
         A parameter without a gradient counts as having a zero one: its weight decay goes on.
         """
-        norms = []
+        largest = []
         for s in self.segments:
             grads = []
             for p, view in zip(s.params, s.grad_views, strict=True):
                 grads.append(view.zero_() if p.grad is None else p.grad)
                 p.grad = None
             torch._foreach_copy_(s.grad_views, grads)
-            norms.append(torch.linalg.vector_norm(s.grad, dtype=torch.float32))
-        return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+            largest.append(torch.linalg.vector_norm(s.grad, ord=torch.inf, dtype=torch.float32))
+        return torch.stack(largest).max()
 
     @torch.no_grad()
     def apply(self, lr: Tensor, ok: Tensor | None = None) -> None:

@@ -22,6 +22,9 @@ __all__ = ["run_epoch_together"]
 def run_epoch_together(runs: list[Run]) -> list[dict[str, Any]]:
     """One epoch of every run; returns their metrics."""
     turns = [_Turn(run, len(runs) > 1) for run in runs]
+    for run in runs:
+        if run.step.stream is not None:  # a state may have been loaded on the caller's stream
+            run.step.stream.wait_stream(torch.cuda.current_stream(run.device))
     for turn in turns:
         with turn.taken() as run:
             run.begin_epoch()

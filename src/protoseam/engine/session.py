@@ -78,6 +78,9 @@ def train_packed(
     _deterministic([config for config, _ in runs])
     processes = join(resolve_device(runs[0][0].device))
     with ExitStack() as stack, naming_lost_processes(processes):
+        device = processes.device or resolve_device(runs[0][0].device)
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
         datasets: dict[tuple[str, str | None], ArrayDataset] = {}
         directories: Sequence[RunDirectory | None] = held or [None] * len(runs)
         sessions = [

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from protoseam.core.devices import cuda_kernels
 from protoseam.data.resident import Resident
+from protoseam.engine.config import ConfigError
 from protoseam.engine.optim import FlatSGD
 
 __all__ = ["TrainStep", "learning_rates"]
@@ -62,10 +63,11 @@ class TrainStep:
         self.keep_going = keep_going
         self.buffers = [b for b in objective.buffers() if b.is_floating_point()] if keep_going else []
         self.autocast, self.generator = autocast, generator
-        self.use_graph = graph and device.type == "cuda"
+        # without Triton the host decides whether a step counts, which no capture allows
+        self.use_graph = graph and device.type == "cuda" and cuda_kernels(self.rates) is not None
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self.fused = _Fused(self) if self.use_graph and find_spec("triton") is not None else None
+        self.fused = _Fused(self) if self.use_graph else None
         if self.stream is not None:  # what was made so far was made on the current one
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -78,21 +80,27 @@ class TrainStep:
 
     def capture(self, saved: Callable[[], Any], restore: Callable[[Any], None]) -> None:
         """Record the step. Warm-up steps really train, so the caller's state is put back afterwards."""
-        if not self.use_graph or self._graph is not None:
+        if self.fused is None or self._graph is not None:
             return
         assert self.stream is not None
         before, counter = saved(), self.counter.clone()
-        body = self._body if self.fused is None else self.fused.body
         for _ in range(_WARMUP_STEPS):
-            body()
+            self.counter.copy_(counter)  # there may be no three steps left
+            self.fused.body()
         torch.cuda.synchronize(self.data.device)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        with torch.cuda.graph(graph, stream=self.stream):
-            body()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.fused.body()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"the training step cannot be captured in a CUDA graph ({reason}): something in it waits for the "
+                "device, the network most likely. Train it with --graph false"
+            ) from error
         self._graph = graph
-        if self.fused is not None:
-            self.fused.update.settle()
+        self.fused.update.settle()
         restore(before)
         self.counter.copy_(counter)
         self.begin_epoch()
@@ -110,8 +118,12 @@ class TrainStep:
         before = [b.clone() for b in self.buffers]
         losses = self.losses(x, y)
         losses[0].backward()
-        norm = self.optimizer.gather()
-        ok = torch.isfinite(norm + losses[0].detach()).reshape(1)
+        largest = self.optimizer.gather()
+        ok = (torch.isfinite(largest) & torch.isfinite(losses[0].detach())).reshape(1)
+        if self.data.world > 1:  # gradients are shared, losses are not: all processes must decide alike
+            agreed = ok.to(torch.int32)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MIN)
+            ok = agreed.bool()
         if not self.keep_going:
             # once bad, nothing moves until the epoch's end: the network stays as the bad step found it
             ok = ok & (self.bad == 0)

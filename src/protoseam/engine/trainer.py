@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseam import models
+from protoseam.core.devices import cuda_kernels
 from protoseam.data.augment import Augmentation
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.resident import Resident, epoch_seed
@@ -63,7 +64,8 @@ class Run:
         self.processes = processes or Processes()
         self.device = self.processes.device or resolve_device(config.device)
         cuda = self.device.type == "cuda"
-        bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda)
+        native = cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        bf16 = config.precision == "bf16" or (config.precision == "auto" and native)
         # our own networks train on bf16 copies of float32 weights; others, and several processes, autocast
         fast = cuda and bf16 and self.processes.world == 1 and config.model in models.NAMES
         self.data = Resident(
@@ -87,7 +89,7 @@ class Run:
         self.objective.to(self.device)
         if not self.data.flat:
             self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if fast:
+        if fast and cuda_kernels(torch.empty(0, device=self.device)) is not None:
             models.accelerate(self.objective, self.data.sample_shape)
         self.optimizer = FlatSGD(
             self.objective.param_groups(config.optim.lr, config.optim.weight_decay),
@@ -250,6 +252,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: tensors and plain numbers."""
+        self._settle()
         with self.optimizer.full_precision():
             objective = {k: v.detach().clone() for k, v in self.objective.state_dict().items()}
         return {
@@ -262,6 +265,7 @@ class Run:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        self._settle()
         self.optimizer.load_state_dict(state["optimizer"])
         with self.optimizer.full_precision():
             self.objective.load_state_dict(state["objective"])
@@ -269,6 +273,11 @@ class Run:
         self.step.counter.fill_(state["counter"])
         self.epoch, self.seconds = state["epoch"], state["seconds"]
         self.slow_down(state["rate_scale"] / self.rate_scale)
+
+    def _settle(self) -> None:
+        """Whatever comes now on the current stream comes after all that the run still has to do."""
+        if self.step.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.step.stream)
 
     def _seed(self, epoch: int) -> None:
         """Samples and dropout of an epoch depend on (seed, epoch) alone, so a resumed run draws the same."""

@@ -106,7 +106,11 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
 
 
 def accelerate(module: nn.Module, image_shape: Sequence[int]) -> bool:
-    """Give the networks inside `module` their fused forward (bf16, CUDA, Triton); True if all have one now."""
+    """Give the networks inside `module` their fused forward (bf16, CUDA, Triton); True if all have one now.
+
+    For training loops that call backward once after each forward and then release the gradients, as
+    `optimizer.zero_grad()` does: a fused normalisation writes its gradients into the same memory each time.
+    """
     shape = tuple(image_shape)
     networks = [m for m in module.modules() if isinstance(m, ResNet | VisionTransformer)]
     on_cuda = all(p.is_cuda for p in module.parameters())

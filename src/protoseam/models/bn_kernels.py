@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_ALL = tl.constexpr(tl.PropagateNan.ALL)  # NaN shall show, as in torch's own relu
+
 
 @triton.jit
 def bn_statistics(
@@ -45,7 +47,7 @@ def bn_statistics(
         s1 = tl.sum(tl.load(at, mask=ok, other=0.0, cache_modifier=".cg"), 0)
         q1 = tl.sum(tl.load(at + C, mask=ok, other=0.0, cache_modifier=".cg"), 0)
         d = s1 / M
-        var = tl.maximum(q1 / M - d * d, 0.0)
+        var = tl.maximum(q1 / M - d * d, 0.0, propagate_nan=_ALL)
         mean = d + shift
         rstd = 1.0 / tl.sqrt(var + eps)
         a = tl.load(gamma + cols) * rstd
@@ -76,7 +78,7 @@ def bn_apply(
         v += tl.load(res + at).to(tl.float32)
     if MODE == 2:
         v += tl.load(x2 + at).to(tl.float32) * tl.load(a2 + cols)[None, :] + tl.load(b2 + cols)[None, :]
-    v = tl.maximum(v, 0.0).to(tl.bfloat16)
+    v = tl.maximum(v, 0.0, propagate_nan=_ALL).to(tl.bfloat16)
     tl.store(y + at, v)
     if SUB:
         w = rows % W
@@ -95,7 +97,7 @@ def bn_apply_pool(x, a, b, x2, a2, b2, pooled, C: tl.constexpr, HW: tl.constexpr
     at = rows[:, None] * C + cols[None, :]
     v = tl.load(x + at).to(tl.float32) * tl.load(a + cols)[None, :] + tl.load(b + cols)[None, :]
     v += tl.load(x2 + at).to(tl.float32) * tl.load(a2 + cols)[None, :] + tl.load(b2 + cols)[None, :]
-    v = tl.maximum(v, 0.0)
+    v = tl.maximum(v, 0.0, propagate_nan=_ALL)
     tl.store(pooled + n * C + cols, (tl.sum(v, 0) / HW).to(tl.bfloat16))
 
 

@@ -199,18 +199,28 @@ class FusedResNet:
 
     @staticmethod
     def supports(model: ResNet, shape: tuple[int, ...]) -> bool:
-        """Tiles must come out even: channels in 64s, and an image that halves down to a power of two."""
+        """Tiles must come out even: channels in 64s, and an image that halves down to a power of two.
+
+        Not above 128: the last stage's image is one tile.
+        """
         _, height, width = shape
         widths = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-        return all(c % _CHANNELS == 0 for c in widths) and height == width == _power_of_two(height) >= 16
+        square = height == width == _power_of_two(height) and 16 <= height <= 128
+        return square and all(c % _CHANNELS == 0 for c in widths)
 
     def __call__(self, x: Tensor) -> Tensor:
         training = [bn.training for bn in self.norms]
-        low = x.dtype == self.model.stem[0].weight.dtype == torch.bfloat16
-        if all(training) and low and x.shape[0] % 64 == 0:
-            return self._train(x)
-        # some layers may use their batch's statistics while the rest evaluate: FSInit before the first step
-        return self._plain(x) if any(training) else self._evaluate(x)
+        weight = self.model.stem[0].weight
+        assert isinstance(weight, Tensor)
+        low = x.dtype == weight.dtype == torch.bfloat16
+        n, _, h, w = x.shape
+        # row offsets are 32-bit, and the stem's output is the largest activation
+        fits = n * h * w * max(weight.shape[0], _WINDOW) < 2**31
+        with torch.cuda.device_of(x):  # Triton launches on the current device, torch on the tensor's
+            if all(training) and low and fits and n % 64 == 0:
+                return self._train(x)
+            # some layers may use their batch's statistics while the rest evaluate: FSInit before the first step
+            return self._plain(x) if any(training) else self._evaluate(x)
 
     def _plain(self, x: Tensor) -> Tensor:
         return torch.mean(self.model.stages(self.model.stem(x)), dim=(2, 3))
@@ -329,7 +339,7 @@ def _folded(conv: nn.Conv2d, bn: nn.Module, dtype: torch.dtype) -> tuple[Tensor,
 def _convolve(x: Tensor, conv: nn.Conv2d, weight: Tensor, bias: Tensor, add: Tensor | None = None) -> Tensor:
     """relu(weight * x + bias + add), a convolution of ``conv``'s shape."""
     bias = bias.to(x.dtype)
-    if x.is_cuda and conv.in_channels % 8 == 0:
+    if x.is_cuda and conv.in_channels % 8 == 0 and not torch.is_grad_enabled():
         # cuDNN adds bias and residual and clips while it writes the result: one pass over memory, not three
         assert isinstance(conv.padding, tuple)
         shape = conv.stride, conv.padding, conv.dilation
@@ -337,7 +347,7 @@ def _convolve(x: Tensor, conv: nn.Conv2d, weight: Tensor, bias: Tensor, add: Ten
             return torch.cudnn_convolution_relu(x, weight, bias, *shape, groups=conv.groups)
         return torch.cudnn_convolution_add_relu(x, weight, add, 1.0, bias, *shape, groups=conv.groups)
     y = F.conv2d(x, weight, bias, stride=conv.stride, padding=conv.padding)
-    return (y if add is None else y.add_(add)).relu_()
+    return (y if add is None else y + add).relu()
 
 
 def _nhwc(n: int, h: int, w: int, c: int, like: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ _TOKENS = 64  # of an image: one tile of rows
 _ROWS = 16  # that a partial sum of the last norm's backward covers
 _TILE = 128  # sides of a weight gradient's tile
 _PROGRAMS = 264  # at most, for the weight gradients: two for each multiprocessor of an H200
-_STAGES = 4  # of a product with a norm behind it: one program a multiprocessor, so it may use all its memory
 _SWEPT = 2048  # images at a time without gradients: many enough that launching is not what takes the time
 _BLOCK_PARAMETERS = 12  # in the order of `_parameters`
 _BLOCK_SAVED = 10  # activations of a block that its backward needs
@@ -61,7 +60,7 @@ def _linear_add_norm(
     kernels.linear_add_norm[(T // _TOKENS,)](
         _described(a, [_TOKENS, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
         stats[1], eps, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool, BM=_TOKENS, BK=64, num_warps=8,
-        num_stages=_STAGES,
+        num_stages=_stages(a),
     )  # fmt: skip
     return total, out, stats
 
@@ -74,9 +73,18 @@ def _linear_norm_backward(
     dx = torch.empty_like(x)
     kernels.linear_norm_backward[(T // _TOKENS,)](
         _described(d, [_TOKENS, 64]), _described(weight, [64, D]), dres, x, stats[0], stats[1], gamma, dx, part,
-        slot, part.shape[1], K=K, D=D, BM=_TOKENS, BK=64, num_warps=8, num_stages=_STAGES,
+        slot, part.shape[1], K=K, D=D, BM=_TOKENS, BK=64, num_warps=8, num_stages=_stages(d),
     )  # fmt: skip
     return dx
+
+
+def _stages(t: Tensor) -> int:
+    """Of a product with a norm behind it: as many as fit, for it is one program a multiprocessor.
+
+    Four take 160 KiB on a data-centre card; a consumer's of the latest generation has 99.
+    """
+    memory = getattr(torch.cuda.get_device_properties(t.device), "shared_memory_per_block_optin", 0)
+    return 4 if memory >= 160 * 1024 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
 
 
 def _described(t: Tensor, block: list[int]) -> Any:
@@ -226,9 +234,10 @@ class FusedViT:
         fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()) < 2**31
         if not (low and fits) or x.requires_grad:
             return model.plain_features(x)
-        if torch.is_grad_enabled():
-            return self._features(x, keep=True)
-        return torch.cat([self._features(part, keep=False) for part in x.split(_SWEPT)])
+        with torch.cuda.device_of(x):  # Triton launches on the current device, torch on the tensor's
+            if torch.is_grad_enabled():
+                return self._features(x, keep=True)
+            return torch.cat([self._features(part, keep=False) for part in x.split(_SWEPT)])
 
     def _features(self, x: Tensor, keep: bool) -> Tensor:
         model = self.model

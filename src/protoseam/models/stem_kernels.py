@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_ALL = tl.constexpr(tl.PropagateNan.ALL)  # NaN shall show, as in torch's own relu
+
 ONE = tl.constexpr(27)  # the place of the one in a window
 PADDED = tl.constexpr(32)
 
@@ -73,7 +75,7 @@ def stem_statistics(
     wt = load_weight(w, C).to(tl.float32)
     sw = tl.dot(cov, wt, input_precision="ieee")
     mean = tl.sum(wt * mu[:, None], 0)
-    var = tl.maximum(tl.sum(wt * sw, 0), 0.0)
+    var = tl.maximum(tl.sum(wt * sw, 0), 0.0, propagate_nan=_ALL)
     rstd = 1.0 / tl.sqrt(var + eps)
     a = tl.load(gamma + c) * rstd
     tl.store(a_out + c, a)
@@ -96,7 +98,7 @@ def stem_apply(p, w, a, b, y, C: tl.constexpr, BM: tl.constexpr):
     k = tl.arange(0, PADDED)
     cols = tl.arange(0, C)
     c = tl.dot(tl.load(p + r[:, None] * PADDED + k[None, :]), load_weight(w, C))
-    v = tl.maximum(c * tl.load(a + cols)[None, :] + tl.load(b + cols)[None, :], 0.0)
+    v = tl.maximum(c * tl.load(a + cols)[None, :] + tl.load(b + cols)[None, :], 0.0, propagate_nan=_ALL)
     tl.store(y + r[:, None] * C + cols[None, :], v.to(tl.bfloat16))
 
 
