@@ -111,3 +111,63 @@ def test_help_does_not_wait_for_torch() -> None:
         "import sys; from protoseam.cli.main import main; main(['--help']); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        (["train", "--config", "nope.yaml"], "--config nope.yaml: there is no such file"),
+        (["train", "--pack", "0"], "--pack must be at least 1, got 0"),
+        (["train", "--seeds", "[1,1]"], "--seeds [1, 1] has something twice"),
+        (["train", "--variants", "[baseline,foo]"], "there is no variant 'foo'"),
+        (["train", "--optim.warmup_epochs", "-1"], "optim.warmup_epochs cannot be negative"),
+        (["train", "--resume", "run", "--epochs", "9"], "leave out --epochs"),
+        (["sweep", "--report-only", "--out", "nothing"], "there is no sweep in nothing"),
+        (["reproduce", "table1", "--pack", "0"], "--pack must be at least 1, got 0"),
+        (["reproduce", "toy", "--out", "file"], "file: File exists"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.startswith(f"protoseam {words[0]}: ")
+    assert told.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing was begun
+
+
+def test_a_mistyped_setting_in_a_file_is_named_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("epochs: 3\nbatchsize: 9\n")
+    for verb in ("train", "sweep"):
+        assert main([verb, "--config", str(file)]) == 1
+        told = capsys.readouterr().err
+        assert "mine.yaml: unknown setting batchsize" in told
+        assert "batch_size" in told
+
+
+def test_warnings_come_as_sentences(tmp_path: Path) -> None:
+    words = [*SMALL[:-1], "--epochs=3", "--lift.rho_max=64", "--quiet=true", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "protoseam.cli.main", "train", *words, "--optim.lr=0.0001"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "protoseam train: warning: ρ jumps from" in done.stderr
+    assert ".py:" not in done.stderr
+
+
+def test_help_describes_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "samples a step; the paper does not state it" in told
+    assert "<class" not in told

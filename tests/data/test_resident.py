@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ def test_chunks_have_one_size_and_cover_everything(total: int, most: int) -> Non
     assert len({hi - lo for lo, hi in chunks}) == 1
     assert chunks[0][0] == 0
     assert chunks[-1][1] == total
-    for (_, before), (lo, hi) in zip(chunks, chunks[1:], strict=False):
+    for (_, before), (lo, hi) in itertools.pairwise(chunks):
         assert lo <= before < hi
     assert chunks[0][1] <= most + 255
 

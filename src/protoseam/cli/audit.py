@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     report = audit_run(args.run, split=args.split, device=args.device, seed=args.seed)
     out = args.run / "audit" if args.out is None else args.out
-    with explain_os_error("the audit", out):
+    with explain_os_error("the audit", out, going_on=""):
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "audit.json", report)
     if args.json:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from protoseam.experiments.audit_figures import save_audit_figures
 
-        with explain_os_error("the audit's figures", out):
+        with explain_os_error("the audit's figures", out, going_on=""):
             paths = save_audit_figures(report, out)
         print("figures: " + ", ".join(path.name for path in paths), file=remarks)
     except ImportError as error:

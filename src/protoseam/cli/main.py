@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 
 VERBS = {
     "demo": "train Baseline, Unlifted and ProtoSeam on the digits, on a CPU",
@@ -52,6 +53,8 @@ def _dispatch(verb: str, rest: list[str]) -> int:
     from protoseam.errors import ProtoSeamError
 
     module = importlib.import_module(f"protoseam.cli.{verb}")
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"protoseam {verb}: warning: {message}\n"
     try:
         if hasattr(module, "main"):
             return int(module.main(rest))
@@ -61,9 +64,19 @@ def _dispatch(verb: str, rest: list[str]) -> int:
     except ProtoSeamError as error:
         print(f"protoseam {verb}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(
+            f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or mend this one",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print(f"protoseam {verb}: interrupted", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = plain
 
 
 if __name__ == "__main__":

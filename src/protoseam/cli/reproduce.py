@@ -68,6 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.part == "recipes":
         return _list_recipes()
+    if args.pack < 1:
+        from protoseam.engine.config import ConfigError
+
+        raise ConfigError(f"--pack must be at least 1, got {args.pack}")
     if args.quick and (args.datasets or args.models or args.readme):
         print(
             "protoseam reproduce: --quick has its own data and networks, none of them the paper's: leave out "

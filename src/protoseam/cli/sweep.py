@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from protoseam.cli.train import Parser, find_recipe, flatten
+from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
 def main(argv: list[str]) -> int:
     from protoseam.experiments.sweep import run_sweep
 
+    vet_config_files(argv, _OWN)
     parser = build_parser(find_recipe(argv))
     values = parser.parse_args(argv).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
@@ -89,6 +90,8 @@ def main(argv: list[str]) -> int:
         if values[name] is not None and values[name] < 1:
             raise ConfigError(f"--{name} must be at least 1, got {values[name]}")
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
+    if values["report_only"] and not out.is_dir():
+        raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or say --out")
     searches = _searches(config, _space(values["space"], config, parser), values, out)
     complete = True
     if not values["report_only"]:

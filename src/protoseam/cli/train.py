@@ -6,14 +6,15 @@ import difflib
 import re
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import jsonargparse
 
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
+from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, parse_yaml, to_dict
 
-__all__ = ["Parser", "find_recipe", "flatten", "main"]
+__all__ = ["Parser", "find_recipe", "flatten", "main", "vet_config_files"]
 
 _OWN = {
     "config",
@@ -64,8 +65,12 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         metavar="R",
         help="runs trained side by side (with --seeds, --variants)",
     )
-    parser.add_argument("--seeds", type=list[int], help="train one run a seed, into DIR/VARIANT-SEED")
-    parser.add_argument("--variants", type=list[str], help="train one run a variant")
+    parser.add_argument(
+        "--seeds", type=list[int], help="train one run a seed, e.g. '[42,43]', into DIR/VARIANT-SEED"
+    )
+    parser.add_argument(
+        "--variants", type=list[str], help="train one run a variant, e.g. '[baseline,protoseam]'"
+    )
     parser.add_argument("--budget_minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
     parser.add_class_arguments(RunConfig, None)
@@ -96,7 +101,7 @@ def find_recipe(argv: list[str]) -> dict[str, Any] | None:
     return None
 
 
-def _vet_config_files(argv: list[str]) -> None:
+def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
     """Refuse what is more than plain settings before jsonargparse, which would go further, looks at it."""
     for i, word in enumerate(argv):
         given = word.partition("=")[2] if word.startswith("--config=") else None
@@ -104,8 +109,14 @@ def _vet_config_files(argv: list[str]) -> None:
             given = argv[i + 1]
         if given is None:
             continue
+        if not Path(given).is_file() and ":" not in given:  # settings in the command itself have a colon
+            raise ConfigError(f"--config {given:.200}: there is no such file")
         try:
-            parse_yaml(Path(given).read_bytes() if Path(given).is_file() else given.encode())
+            settings = parse_yaml(Path(given).read_bytes() if Path(given).is_file() else given.encode())
+            # dotted names (optim.lr) and the command's own are jsonargparse's
+            from_dict(
+                {name: value for name, value in settings.items() if name not in own and "." not in name}
+            )
         except (ConfigError, OSError) as error:
             raise ConfigError(f"--config {given:.200}: {error}") from error
 
@@ -113,17 +124,20 @@ def _vet_config_files(argv: list[str]) -> None:
 def main(argv: list[str]) -> int:
     from protoseam.engine.session import resume, train_packed
 
-    _vet_config_files(argv)
+    vet_config_files(argv)
     parser = build_parser(find_recipe(argv))
     values = parser.parse_args(argv).as_dict()
     budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]
+    if values["pack"] < 1:
+        raise ConfigError(f"--pack must be at least 1, got {values['pack']}")
     if values["resume"] is not None:
+        _refuse_settings(argv)
         summaries = [resume(Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget)]
         _say(summaries, [Path(values["resume"])])
         return 0
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     runs = _expand(config, values)
-    pack = max(1, values["pack"])
+    pack = values["pack"]
     started = time.monotonic()
     for lo in range(0, len(runs), pack):
         left = None if budget is None else budget - (time.monotonic() - started)
@@ -132,6 +146,17 @@ def main(argv: list[str]) -> int:
         summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
         _say(summaries, [out for _, out in group])
     return 0
+
+
+def _refuse_settings(argv: list[str]) -> None:
+    """A run goes on as it was begun: whoever asks for something else should hear so."""
+    names = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    others = [name for name in names if name not in ("--resume", "--budget_minutes", "--quiet")]
+    if others:
+        raise ConfigError(
+            f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "
+            "with --out"
+        )
 
 
 def _expand(config: RunConfig, values: dict[str, Any]) -> list[tuple[RunConfig, Path]]:
@@ -143,6 +168,13 @@ def _expand(config: RunConfig, values: dict[str, Any]) -> list[tuple[RunConfig, 
         out = values["out"] or f"runs/{name}-{config.variant}-{config.seed}"
         return [(config, Path(out))]
     root = Path(values["out"] or f"runs/{name}")
+    for option in ("seeds", "variants"):
+        asked = values[option] or []
+        if len(set(asked)) < len(asked):
+            raise ConfigError(f"--{option} {asked} has something twice")
+    for variant in values["variants"] or []:
+        if variant not in get_args(Variant):
+            raise ConfigError(f"there is no variant {variant!r}; there are {', '.join(get_args(Variant))}")
     return [
         (dataclasses.replace(config, variant=variant, seed=seed), root / f"{variant}-{seed}")
         for variant in values["variants"] or [config.variant]

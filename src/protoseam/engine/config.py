@@ -143,6 +143,8 @@ class RunConfig:
             )
         if self.keep_embeddings < 0:
             raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
+        if not self.optim.warmup_epochs >= 0:
+            raise ConfigError(f"optim.warmup_epochs cannot be negative, got {self.optim.warmup_epochs}")
         if not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
 

@@ -30,7 +30,9 @@ class StorageError(ProtoSeamError, OSError):
 
 
 @contextmanager
-def explain_os_error(what: str, path: Path) -> Iterator[None]:
+def explain_os_error(
+    what: str, path: Path, going_on: str = ", then go on with --resume. What was saved before is intact"
+) -> Iterator[None]:
     """Turn the system's refusal into words; what was on disk before is still there."""
     try:
         yield
@@ -44,9 +46,7 @@ def explain_os_error(what: str, path: Path) -> Iterator[None]:
             errno.EROFS: "the folder is on a read-only file system: choose another --out",
             errno.EACCES: "the folder is not writable: check its permissions or choose another --out",
         }.get(error.errno or 0, str(error))
-        raise StorageError(
-            f"cannot write {what} in {path}: {why}, then go on with --resume. What was saved before is intact"
-        ) from error
+        raise StorageError(f"cannot write {what} in {path}: {why}{going_on}") from error
 
 
 def fsync_folder(folder: Path) -> None:

@@ -51,7 +51,7 @@ class RunDirectory:
     def claim(cls, path: Path) -> RunDirectory:
         """The directory of a run, new or not, locked; refused while another process holds it."""
         run = cls(path)
-        with explain_os_error("the run", path), run._closed_on_error():
+        with explain_os_error("the run", path, going_on=""), run._closed_on_error():
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 run._acquire()
@@ -60,7 +60,9 @@ class RunDirectory:
             except FileNotFoundError:
                 gone = True
             if gone:  # removed under our feet by the process that finished it: a lock on nothing
-                raise RunLockedError(f"another process has just removed {path}. Look again")
+                raise RunLockedError(
+                    f"{path} cannot be made, or another process has just removed it. Look again"
+                )
             run._sweep_up()
         return run
 
@@ -79,7 +81,7 @@ class RunDirectory:
 
     def start(self, config: RunConfig) -> None:
         """Write down what is about to be run, and where."""
-        with explain_os_error("the run", self.path):
+        with explain_os_error("the run", self.path, going_on=""):
             write_json(self.path / "env.json", environment())
             text = yaml.safe_dump(to_dict(config), sort_keys=False)
             write_atomically(self.path / "config.yaml", text.encode())  # last: with it the run exists
