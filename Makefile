@@ -18,7 +18,8 @@ demo: $(STAMP)  ## Baseline, Unlifted and ProtoSeam on the digits, on a CPU
 test: lint types  ## every check and every test
 	$(BIN)/python -m pytest -q
 
-torture: $(STAMP)  ## the long forms of the reliability tests, about half an hour; writes results/torture
+torture: $(STAMP)  ## the long forms of the reliability tests, about an hour; writes results/torture
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[vision,report,tune,dev,fuzz]' 'psycopg[binary]'
 	$(BIN)/python torture/all.py
 
 lint: $(STAMP)

@@ -256,7 +256,7 @@ def test_without_matplotlib_the_tables_are_there_and_it_says_what_to_install(
     monkeypatch.setattr(reporting, "can_draw", lambda: False)
     out = written(tmp_path / "study", {"sweep-rho_max-8-42": row(0.69)})
     assert main(["reproduce", "sweep-rho", "--table-only", "--out", str(out)]) == 1
-    assert "pip install 'protoseam[report]'" in capsys.readouterr().err
+    assert "pip install -e '.[report]'" in capsys.readouterr().err
     assert {path.suffix for path in (out / "report").iterdir()} == {".csv", ".md", ".tex"}
 
 

@@ -339,7 +339,7 @@ def test_a_trial_whose_directory_is_held_is_left_alone_until_its_worker_dies(
 
 def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna.storages", None)
-    with pytest.raises(SweepError, match=r"pip install 'protoseam\[tune\]'"):
+    with pytest.raises(SweepError, match=r"pip install -e '\.\[tune\]'"):
         open_storage(f"sqlite:///{tmp_path / 'db'}", heartbeat=60)
 
 

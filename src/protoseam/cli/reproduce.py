@@ -87,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
     parts = reporting.PARTS if args.part == "all" else (args.part,)
     undrawn = any(part != "table1" for part in parts) and not reporting.can_draw()
     if undrawn:
-        print("figures need matplotlib: pip install 'protoseam[report]'; tables do without", file=sys.stderr)
+        print(
+            "figures need matplotlib: pip install -e '.[report]' in the clone; tables do without",
+            file=sys.stderr,
+        )
     if args.table_only and not out.is_dir():
         print(
             f"protoseam reproduce: there is no study in {out}; run it without --table-only", file=sys.stderr

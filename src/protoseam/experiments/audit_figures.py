@@ -32,7 +32,7 @@ def _figure(width: float, height: float, panels: Sequence[float]) -> tuple[Figur
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "the audit's figures need matplotlib: pip install 'protoseam[report]'; tables and audit.json do not"
+            "the audit's figures need matplotlib: pip install -e '.[report]' in the clone; tables and audit.json do not"
         ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, len(panels), width_ratios=panels, squeeze=False)[0]

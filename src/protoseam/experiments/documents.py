@@ -43,8 +43,9 @@ def _summary(runs: Runs, scope: Scope) -> str:
     there = sum(len(cell.by_seed) for cell in cells)
     words = (
         f"Mean test accuracy in % over seeds {', '.join(map(str, scope.seeds))}, the paper's in parentheses; the "
-        f"difference with its 95 % interval over seeds. Of the {len(cells) * len(scope.seeds)} runs, {there} are in "
-        "[results/paper](results/paper); *missing* was not run yet.\n\n"
+        "difference is paired over the seeds both have, with a 95 % interval from two on. Of the "
+        f"{len(cells) * len(scope.seeds)} runs, {there} are in [results/paper](results/paper); *missing* was not run "
+        "yet.\n\n"
     )
     return words + tables.markdown(tables.Table("", header, rows))
 

@@ -53,7 +53,7 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError as error:
-        raise SweepError("a sweep needs Optuna: pip install 'protoseam[tune]'") from error
+        raise SweepError("a sweep needs Optuna: pip install -e '.[tune]' in the clone") from error
     set_verbosity(WARNING)
     sqlite = url.startswith("sqlite")
     # a server may drop idle connections during an epoch; SQLite makes a worker wait while another writes

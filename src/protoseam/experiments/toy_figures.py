@@ -25,7 +25,7 @@ def _figure() -> tuple[Figure, Any, Any]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "the toy figures need matplotlib: pip install 'protoseam[report]', or leave --out away"
+            "the toy figures need matplotlib: pip install -e '.[report]' in the clone, or leave --out away"
         ) from error
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
