@@ -22,9 +22,8 @@ def cuda_kernels(t: Tensor) -> Any | None:
 def _kernels() -> Any | None:
     try:
         module = importlib.import_module("protoseam.core.kernels")
-        module.repulsion(
-            torch.zeros(2, 1, device="cuda"), 1.0
-        )  # builds a launcher, for which it needs a C compiler
+        # the first launch builds a launcher, for which it needs a C compiler
+        module.repulsion(torch.zeros(2, 16, device="cuda"), 1.0)
     except ImportError:
         return None
     except Exception as error:  # whatever a missing compiler, header or driver makes of it
