@@ -171,3 +171,12 @@ def test_help_describes_the_settings(capsys: pytest.CaptureFixture[str]) -> None
     told = " ".join(capsys.readouterr().out.split())
     assert "samples a step; the paper does not state it" in told
     assert "<class" not in told
+
+
+@pytest.mark.parametrize("word", ["--on-nonfinite", "--on_nonfinite"])
+def test_dashes_and_underscores_are_the_same(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", word, "rewind", "--optim.weight-decay=0.25", "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["on_nonfinite"] == "rewind"
+    assert config["optim"]["weight_decay"] == 0.25

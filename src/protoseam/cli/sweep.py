@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
 
     vet_config_files(argv, _OWN)
     parser = build_parser(find_recipe(argv))
-    values = parser.parse_args(argv).as_dict()
+    values = parser.parse_args(parser.spelled(argv)).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     for name in ("pack", "heartbeat", "trials"):
         if values[name] is not None and values[name] < 1:

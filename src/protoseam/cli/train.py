@@ -33,6 +33,17 @@ _OWN = {
 class Parser(jsonargparse.ArgumentParser):
     """jsonargparse, with a suggestion for what was probably meant."""
 
+    def spelled(self, argv: list[str]) -> list[str]:
+        """Options as this parser knows them: --on-nonfinite and --on_nonfinite are the same."""
+
+        def known(word: str) -> str:
+            name, equals, value = word.partition("=")
+            forms = (name, "--" + name[2:].replace("-", "_"), "--" + name[2:].replace("_", "-"))
+            found = next((form for form in forms if form in self._option_string_actions), name)
+            return found + equals + value
+
+        return [known(word) if word.startswith("--") else word for word in argv]
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ConfigError(_suggest(message.strip(), self))
 
@@ -126,6 +137,7 @@ def main(argv: list[str]) -> int:
 
     vet_config_files(argv)
     parser = build_parser(find_recipe(argv))
+    argv = parser.spelled(argv)
     values = parser.parse_args(argv).as_dict()
     budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]
     if values["pack"] < 1:
