@@ -65,3 +65,49 @@ def test_lifted_in_two_processes(covariance: str, tmp_path: Path) -> None:
         for term in ("consensus", "classification", "repulsion"):
             assert b["loss"][term] == pytest.approx(a["loss"][term], rel=0.02)
         assert b["seam"]["sample_spread"] == pytest.approx(a["seam"]["sample_spread"], rel=0.02)
+
+
+UNEQUAL = """
+import sys
+import torch
+from protoseam.data.loading import load
+from protoseam.engine.config import OptimConfig, RunConfig
+from protoseam.engine.distributed import join
+from protoseam.engine.step import TrainStep
+from protoseam.engine.trainer import Run
+
+processes = join(torch.device("cpu"))
+original, calls = TrainStep.losses, [0]
+
+def losses(self, x, y):
+    calls[0] += 1
+    # one process's loss is not finite, and no gradient shows it
+    return original(self, x, y) + (torch.inf if processes.rank == 1 and calls[0] == 3 else 0.0)
+
+TrainStep.losses = losses
+config = RunConfig(model="mlp", variant="baseline", epochs=1, augment="none", on_nonfinite="skip", device="cpu",
+                   optim=OptimConfig(lr=0.05))
+run = Run(config, load("digits"), processes)
+row = run.run_epoch()
+weights = torch.cat([p.detach().flatten() for p in run.objective.parameters()])
+others = [torch.empty_like(weights) for _ in range(2)]
+torch.distributed.all_gather(others, weights)
+assert row["skipped_steps"] == 1, row
+assert torch.equal(*others), "the processes drifted apart"
+"""
+
+
+def test_processes_decide_alike_whether_a_step_counts(tmp_path: Path) -> None:
+    script = tmp_path / "unequal.py"
+    script.write_text(UNEQUAL)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
