@@ -72,9 +72,10 @@ def fill(disk: Path, leave: int) -> Path:
     return filler
 
 
-def refused(code: int, log: Path, why: str) -> str | None:
-    said = log.read_text()
-    if code != 1 or why not in said or "--resume" not in said or "Traceback" in said:
+def refused(code: int, log: Path, why: str, run: Path) -> str | None:
+    """One message with the reason; how to go on, if there is a run to go on with."""
+    said, begun = log.read_text(), (run / "config.yaml").exists()
+    if code != 1 or why not in said or ("--resume" in said) != begun or "Traceback" in said:
         return f"ended with {code} and said {said[-400:]!r}"
     return None
 
@@ -97,7 +98,7 @@ def full_while_training(folder: Path, disk: Path, whole: Path, rng: random.Rando
         time.sleep(0.0005)
     filler = fill(disk, rng.choice((0, 500, 4096, 5000, 20_000, 100_000)))
     code = finish(pid)
-    problem = refused(code, log, FULL)
+    problem = refused(code, log, FULL, run)
     place = log.read_text().partition("cannot write ")[2].partition(" in ")[0]
     if problem is None:
         found = checkpoint.latest(run / "checkpoints")
@@ -114,7 +115,7 @@ def ended_not(pid: int) -> bool:
 def full_from_the_start(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tuple[str, str | None]:
     filler = fill(disk, 0)
     log = folder / "log"
-    problem = refused(finish(train([*RUN, f"--out={disk / 'run'}"], log)), log, FULL)
+    problem = refused(finish(train([*RUN, f"--out={disk / 'run'}"], log)), log, FULL, disk / "run")
     filler.unlink()
     return "full from the start", problem or goes_on(disk / "run", whole, folder / "again")
 
@@ -128,8 +129,9 @@ def read_only(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tupl
         time.sleep(0.0005)
     kill(pid)
     mount("-o", "remount,ro", str(disk))
-    problem = refused(finish(train([f"--resume={run}"], log)), log, READ_ONLY)
-    problem = problem or refused(finish(train([*RUN, f"--out={disk / 'new'}"], log)), log, READ_ONLY)
+    problem = refused(finish(train([f"--resume={run}"], log)), log, READ_ONLY, run)
+    new = disk / "new"
+    problem = problem or refused(finish(train([*RUN, f"--out={new}"], log)), log, READ_ONLY, new)
     mount("-o", "remount,rw", str(disk))
     return "read-only", problem or goes_on(run, whole, folder / "again")
 
@@ -145,7 +147,7 @@ def denied(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tuple[s
         os.setuid(65534)
         return protoseam_command(["train", *RUN, f"--out={disk / 'run'}"])
 
-    return "no permission", refused(finish(fork(as_nobody, log)), log, DENIED)
+    return "no permission", refused(finish(fork(as_nobody, log)), log, DENIED, disk / "run")
 
 
 def limited(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tuple[str, str | None]:
@@ -156,7 +158,7 @@ def limited(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tuple[
         resource.setrlimit(resource.RLIMIT_FSIZE, (rng.randrange(8_000, 50_000),) * 2)
         return protoseam_command(["train", *RUN, f"--out={run}"])
 
-    problem = refused(finish(fork(limited_run, log)), log, LIMIT)
+    problem = refused(finish(fork(limited_run, log)), log, LIMIT, run)
     return "file size limit", problem or goes_on(run, whole, folder / "again")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -27,12 +29,14 @@ def second_is_refused(folder: Path, whole: Path) -> str | None:
     run = folder / "run"
     first = train([*RUN, f"--out={run}"], folder / "first")
     wait_for_epoch(run)
+    os.kill(first, signal.SIGSTOP)  # held up within its training, or it might be done before the others look
     for i, words in enumerate(([f"--resume={run}"], [*RUN, f"--out={run}"])):
         log = folder / f"second{i}"
         code = finish(train(words, log))
         if code != 1 or f"process {first} on" not in log.read_text() or SAID not in log.read_text():
-            finish(first)
+            kill(first)
             return f"a second process ended with {code}: {log.read_text()[-300:]}"
+    os.kill(first, signal.SIGCONT)
     if finish(first) or result(run) != result(whole):
         return "the first was disturbed"
     return None

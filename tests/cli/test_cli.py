@@ -180,3 +180,17 @@ def test_dashes_and_underscores_are_the_same(word: str, capsys: pytest.CaptureFi
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["on_nonfinite"] == "rewind"
     assert config["optim"]["weight_decay"] == 0.25
+
+
+def test_what_failed_before_it_began_may_be_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bad data is mended and the same command given again: there is no run in the way."""
+    out, notes = tmp_path / "run", tmp_path / "run" / "notes.txt"
+    out.mkdir()
+    notes.write_text("mine")
+    for wrong in ("--data=nothere.npz", "--model_options={nonsense: 1}"):
+        assert main(["train", *SMALL, wrong, "--out", str(out)]) == 1
+        assert "already holds a run" not in capsys.readouterr().err
+    assert main(["train", *SMALL, "--out", str(out)]) == 0
+    assert notes.read_text() == "mine"

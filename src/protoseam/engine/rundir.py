@@ -154,6 +154,11 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
+    def withdraw(self) -> None:
+        """Undo :meth:`start`: what failed before it began is no run, and the same command may be tried again."""
+        for name in ("config.yaml", "env.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Delete the directory, its lock with it: whoever locks it next has to look whether the run is done."""
         shutil.rmtree(self.path, ignore_errors=True)

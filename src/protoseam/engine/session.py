@@ -123,11 +123,16 @@ class _Session:
         self.finished = resuming and exists and self.directory.read_summary() is not None
         if self.finished:
             return
-        key = config.data, config.data_root
-        if key not in datasets:
-            data = load(config.data, Path(config.data_root) if config.data_root else None)
-            datasets[key] = data if test else data.without_test()
-        self.run = Run(config, datasets[key], processes)
+        try:
+            key = config.data, config.data_root
+            if key not in datasets:
+                data = load(config.data, Path(config.data_root) if config.data_root else None)
+                datasets[key] = data if test else data.without_test()
+            self.run = Run(config, datasets[key], processes)
+        except Exception:
+            if self.writes and not (resuming and exists):
+                self.directory.withdraw()
+            raise
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0
         if resuming and exists:
