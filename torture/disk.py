@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 from harness import arguments, finish, fork, kill, protoseam_command, report, result, train
@@ -130,7 +131,7 @@ def read_only(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tupl
     kill(pid)
     mount("-o", "remount,ro", str(disk))
     problem = refused(finish(train([f"--resume={run}"], log)), log, READ_ONLY, run)
-    new = disk / "new"
+    new, log = disk / "new", folder / "new"
     problem = problem or refused(finish(train([*RUN, f"--out={new}"], log)), log, READ_ONLY, new)
     mount("-o", "remount,rw", str(disk))
     return "read-only", problem or goes_on(run, whole, folder / "again")
@@ -141,6 +142,9 @@ def denied(folder: Path, disk: Path, whole: Path, rng: random.Random) -> tuple[s
     log = folder / "log"
     log.touch()
     disk.chmod(0o755)  # a tmpfs is everybody's
+    import_module(
+        "torch._inductor.config"
+    )  # deterministic mode's, and nobody may not be able to read Python itself
 
     def as_nobody() -> int:
         os.setgid(65534)
