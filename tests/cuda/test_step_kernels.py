@@ -27,6 +27,29 @@ def test_a_batch_is_taken_by_the_counter_alone() -> None:
         assert lr == rates[step]
 
 
+def test_while_compiling_nothing_runs_and_afterwards_all_does() -> None:
+    from protoseam.engine.kernels import compiling, sgd_update
+
+    class Launched(torch.autograd.Function):  # a backward launches from a thread of its own
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, d: Tensor) -> Tensor:
+            sgd_update(p, v, g, p, lr, None, 1.0, 0.9, 0.0)
+            return d
+
+    p, v, g, lr = (torch.full((n,), value).cuda() for n, value in ((999, 1.0), (999, 0.0), (999, 1.0), (1, 0.5)))
+    x = torch.zeros(1, device="cuda", requires_grad=True)
+    with compiling():
+        sgd_update(p, v, g, p, lr, None, 1.0, 0.9, 0.0)
+        Launched.apply(x).backward()
+    assert torch.equal(p, torch.ones_like(p))
+    Launched.apply(x).backward()
+    assert torch.allclose(p, torch.full_like(p, 1 - 0.5 * 1.9))
+
+
 @pytest.mark.parametrize(
     ("loss", "flag", "bad", "keep_going", "good"),
     [

@@ -291,7 +291,7 @@ def merge_batch_(
     C, K = mean_CK.shape
     kernels = cuda_kernels(mean_CK)
     full = scatter.ndim == 3 and not _is_shared(scatter, C)
-    if kernels is not None and full and kernels.MAX_WIDTH >= K:
+    if kernels is not None and full and kernels.MAX_WIDTH >= K and len(y_B) <= kernels.MAX_BATCH:
         kernels.merge_batch(count_C, mean_CK, scatter, z_BK.detach(), y_B, window, mean_window)
         return
     z_BK = z_BK.detach().double()

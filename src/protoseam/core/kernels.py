@@ -15,6 +15,7 @@ from torch import Tensor
 
 _TILE = 2048  # elements a program works on at once
 MAX_WIDTH = 64  # of a class's moments: a scatter lives in one program's registers
+MAX_BATCH = 4096  # whose labels a program holds
 
 
 @triton.jit
@@ -70,19 +71,23 @@ def _merge(
     B,
     K: tl.constexpr,
     KP: tl.constexpr,
+    BP: tl.constexpr,
 ):
     """One class a program: its samples of the batch in order, their moments, and the merge of `merge_batch_`."""
     c = tl.program_id(0)
+    row = tl.arange(0, BP)
+    mine = tl.load(y + row, mask=row < B, other=-1) == c
+    first = tl.min(tl.where(mine, row, BP), 0)
     k = tl.arange(0, KP)
     inside = k < K
     old = tl.load(count + c)
     old_mean = tl.load(mean + c * K + k, mask=inside, other=0.0)
-    new = old * 0.0
+    new = tl.sum(mine.to(tl.float64), 0)
     total = tl.zeros((KP,), tl.float64)
-    for b in range(B):
-        if tl.load(y + b) == c:
-            new += 1.0
-            total += tl.load(z + b * K + k, mask=inside, other=0.0).to(tl.float64)
+    b = first
+    while b < BP:
+        total += tl.load(z + b * K + k, mask=inside, other=0.0).to(tl.float64)
+        b = tl.min(tl.where(mine & (row > b), row, BP), 0)
     batch_mean = total / tl.where(new > 0.0, new, 1.0)
     at = c * K * K + k[:, None] * K + k[None, :]
     square = inside[:, None] & inside[None, :]
@@ -93,11 +98,12 @@ def _merge(
     share = new / tl.where(whole > 0.0, whole, 1.0)
     delta = batch_mean - old_mean
     sums = tl.load(scatter + at, mask=square, other=0.0) * keep
-    for b in range(B):
-        if tl.load(y + b) == c:
-            r = tl.load(z + b * K + k, mask=inside, other=0.0).to(tl.float64) - batch_mean
-            r = tl.where(tl.abs(r) < float("inf"), r, 0.0)
-            sums += r[:, None] * r[None, :]
+    b = first
+    while b < BP:
+        r = tl.load(z + b * K + k, mask=inside, other=0.0).to(tl.float64) - batch_mean
+        r = tl.where(tl.abs(r) < float("inf"), r, 0.0)
+        sums += r[:, None] * r[None, :]
+        b = tl.min(tl.where(mine & (row > b), row, BP), 0)
     sums += (anchor * share) * delta[:, None] * delta[None, :]
     tl.store(scatter + at, sums, mask=square)
     tl.store(mean + c * K + k, old_mean + delta * share, mask=inside)
@@ -113,7 +119,7 @@ def merge_batch(
     window: float,
     mean_window: float,
 ) -> None:
-    """`merge_batch_` for full scatters at most ``MAX_WIDTH`` wide."""
+    """`merge_batch_` for full scatters at most ``MAX_WIDTH`` wide and batches of at most ``MAX_BATCH``."""
     C, K = mean_CK.shape
     z_BK = z_BK.contiguous()
     # far beyond any count, and unlike infinity a number that every product and minimum below takes
@@ -121,5 +127,5 @@ def merge_batch(
     with torch.cuda.device_of(mean_CK):
         _merge[(C,)](
             z_BK, y_B, count_C, mean_CK, scatter_CKK, window, mean_window, len(y_B), K=K,
-            KP=triton.next_power_of_2(K), num_warps=4,
+            KP=triton.next_power_of_2(K), BP=triton.next_power_of_2(len(y_B)), num_warps=4,
         )  # fmt: skip

@@ -7,14 +7,51 @@ In line with the network every tiny kernel costs its launch, and there would be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+try:
+    from triton.runtime._async_compile import active_mode
+except ImportError:  # an older Triton
+    active_mode = None
+
 _BLOCK = 2048
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Inside, Triton's kernels are not run but compiled, side by side; at the end they are there.
+
+    A step needs some twenty of them, and one after the other they are what a first start waits for. What fails to
+    compile is left to the launch that needs it, for its error to be seen there.
+    """
+    if active_mode is None:
+        yield
+        return
+    run = triton.JITFunction.run
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        mode = triton.AsyncCompileMode(pool, ignore_errors=True)
+
+        def compile_only(self, *args, warmup, **more):
+            token = active_mode.set(mode)  # call by call, for a backward launches from a thread of its own
+            try:
+                return run(self, *args, warmup=True, **more)
+            finally:
+                active_mode.reset(token)
+
+        triton.JITFunction.run = compile_only
+        try:
+            with mode:
+                yield
+        finally:
+            triton.JITFunction.run = run
 
 
 @triton.jit

@@ -82,8 +82,12 @@ class TrainStep:
         """Record the step. Warm-up steps really train, so the caller's state is put back afterwards."""
         if self.fused is None or self._graph is not None:
             return
+        from protoseam.engine.kernels import compiling
+
         assert self.stream is not None
         before, counter = saved(), self.counter.clone()
+        with compiling():  # numbers are garbage meanwhile
+            self.fused.body()
         for _ in range(_WARMUP_STEPS):
             self.counter.copy_(counter)  # there may be no three steps left
             self.fused.body()
@@ -156,7 +160,7 @@ class _Fused:
     def __init__(self, step: TrainStep) -> None:
         device, batch = step.data.device, step.data.local_batch
         self.step = step
-        self.x, self.y = torch.empty_like(step.data.x[:batch]), torch.empty_like(step.data.y[:batch])
+        self.x, self.y = torch.zeros_like(step.data.x[:batch]), torch.zeros_like(step.data.y[:batch])
         self.lr = torch.zeros(1, device=device)
         # raised by a gradient that is not finite
         self.flag = torch.zeros(1, dtype=torch.int32, device=device)
