@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,15 +34,17 @@ def test_while_compiling_nothing_runs_and_afterwards_all_does() -> None:
 
     class Launched(torch.autograd.Function):  # a backward launches from a thread of its own
         @staticmethod
-        def forward(ctx, x: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(ctx, d: Tensor) -> Tensor:
+        def backward(ctx: Any, d: Tensor) -> Tensor:
             sgd_update(p, v, g, p, lr, None, 1.0, 0.9, 0.0)
             return d
 
-    p, v, g, lr = (torch.full((n,), value).cuda() for n, value in ((999, 1.0), (999, 0.0), (999, 1.0), (1, 0.5)))
+    p, v, g, lr = (
+        torch.full((n,), value).cuda() for n, value in ((999, 1.0), (999, 0.0), (999, 1.0), (1, 0.5))
+    )
     x = torch.zeros(1, device="cuda", requires_grad=True)
     with compiling():
         sgd_update(p, v, g, p, lr, None, 1.0, 0.9, 0.0)
