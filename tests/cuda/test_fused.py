@@ -224,6 +224,17 @@ def test_images_that_need_a_gradient_get_one(name: str) -> None:
     assert error(x.grad, exact_x.grad) < (0.4 if name.startswith("resnet") else 0.05)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_derivative_is_refused_and_not_wrong(name: str) -> None:
+    model: Any = fused(network(name))
+    features = model.features(images())
+    (gradient,) = torch.autograd.grad(
+        features.float().square().sum(), next(iter(model.parameters())), create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.float().square().sum().backward()
+
+
 def test_a_grey_stem_is_not_recomputed() -> None:
     torch.manual_seed(0)
     model: Any = ResNet(10, (64, 128), (1, 1), in_channels=1).cuda().to(memory_format=torch.channels_last)

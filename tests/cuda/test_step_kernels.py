@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -29,27 +30,38 @@ def test_a_batch_is_taken_by_the_counter_alone() -> None:
         assert lr == rates[step]
 
 
-def test_while_compiling_nothing_runs_and_afterwards_all_does() -> None:
-    from protoseam.engine.kernels import compiling, sgd_update
+def test_while_compiling_nothing_of_this_thread_runs_and_afterwards_all_is_there() -> None:
+    from protoseam.engine import kernels
 
-    class Launched(torch.autograd.Function):  # a backward launches from a thread of its own
+    def update(p: Tensor) -> None:  # no other test has a working copy of this dtype
+        kernels.sgd_update(p, v, g, work, lr, None, 1.0, 0.9, 0.0)
+
+    class Launched(torch.autograd.Function):  # a backward usually launches from a thread of its own
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             return x.clone()
 
         @staticmethod
         def backward(ctx: Any, d: Tensor) -> Tensor:
-            sgd_update(p, v, g, p, lr, None, 1.0, 0.9, 0.0)
+            update(p)
             return d
 
-    p, v, g, lr = (
-        torch.full((n,), value).cuda() for n, value in ((999, 1.0), (999, 0.0), (999, 1.0), (1, 0.5))
-    )
+    p, other, g = (torch.ones(999, device="cuda") for _ in range(3))
+    v, lr = torch.zeros(999, device="cuda"), torch.full((1,), 0.5, device="cuda")
+    work = torch.zeros(999, device="cuda", dtype=torch.float16)
     x = torch.zeros(1, device="cuda", requires_grad=True)
-    with compiling():
-        sgd_update(p, v, g, p, lr, None, 1.0, 0.9, 0.0)
+    compiled = kernels._sgd.device_caches[torch.cuda.current_device()][0]
+    before = len(compiled)
+    with kernels.compiling():
         Launched.apply(x).backward()
+        update(p)
+        thread = threading.Thread(target=update, args=(other,))
+        thread.start()
+        thread.join()
     assert torch.equal(p, torch.ones_like(p))
+    assert torch.allclose(other, torch.full_like(other, 1 - 0.5 * 1.9))
+    assert len(compiled) == before + 1
+    v.zero_()
     Launched.apply(x).backward()
     assert torch.allclose(p, torch.full_like(p, 1 - 0.5 * 1.9))
 
@@ -174,3 +186,16 @@ def test_running_moments_on_the_device(width: int, windows: tuple[float, float])
     core.merge_batch_(there, z.cuda(), y.cuda(), window=window, mean_window=mean_window)
     spoilt = there.mean_CK.isnan().any(1).cpu()
     assert spoilt.tolist() == [c == 2 for c in range(6)]
+
+
+def test_running_moments_of_labels_that_lie_apart_and_of_no_samples() -> None:
+    table = torch.arange(64).view(32, 2) % 4  # the first column holds 0 and 2
+    z = torch.randn(32, 5, generator=torch.Generator().manual_seed(8))
+    here = core.empty_moments(4, 5, "full")
+    there = core.Moments(*(t.cuda() for t in core.empty_moments(4, 5, "full")))
+    for rows in (slice(0, 32), slice(0, 0)):
+        core.merge_batch_(here, z[rows], table[rows, 0], window=1e9)
+        core.merge_batch_(there, z.cuda()[rows], table.cuda()[rows, 0], window=1e9)
+    assert here.count_C.tolist() == [16, 0, 16, 0]
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-10, atol=1e-10)

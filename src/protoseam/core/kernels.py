@@ -121,11 +121,11 @@ def merge_batch(
 ) -> None:
     """`merge_batch_` for full scatters at most ``MAX_WIDTH`` wide and batches of at most ``MAX_BATCH``."""
     C, K = mean_CK.shape
-    z_BK = z_BK.contiguous()
+    z_BK, y_B = z_BK.contiguous(), y_B.contiguous()
     # far beyond any count, and unlike infinity a number that every product and minimum below takes
     mean_window = min(mean_window, 1e18)
     with torch.cuda.device_of(mean_CK):
         _merge[(C,)](
             z_BK, y_B, count_C, mean_CK, scatter_CKK, window, mean_window, len(y_B), K=K,
-            KP=triton.next_power_of_2(K), BP=triton.next_power_of_2(len(y_B)), num_warps=4,
+            KP=triton.next_power_of_2(K), BP=triton.next_power_of_2(max(1, len(y_B))), num_warps=4,
         )  # fmt: skip

@@ -8,6 +8,7 @@ In line with the network every tiny kernel costs its launch, and there would be 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,38 +18,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-try:
-    from triton.runtime._async_compile import active_mode
-except ImportError:  # an older Triton
-    active_mode = None
-
 _BLOCK = 2048
+_COMPILING = threading.Lock()
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, Triton's kernels are not run but compiled, side by side; at the end they are there.
+    """Inside, what this thread launches of Triton is not run but compiled, side by side; at the end it is there.
 
-    A step needs some twenty of them, and one after the other they are what a first start waits for. What fails to
+    A step needs some twenty kernels, and one after the other they are what a first start waits for. What fails to
     compile is left to the launch that needs it, for its error to be seen there.
     """
-    if active_mode is None:
+    if not hasattr(triton, "AsyncCompileMode"):  # an older Triton
         yield
         return
-    run = triton.JITFunction.run
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        mode = triton.AsyncCompileMode(pool, ignore_errors=True)
+    owner = threading.get_ident()
+    with _COMPILING, ThreadPoolExecutor(os.cpu_count()) as pool:
+        run = triton.JITFunction.run
 
         def compile_only(self, *args, warmup, **more):
-            token = active_mode.set(mode)  # call by call, for a backward launches from a thread of its own
-            try:
-                return run(self, *args, warmup=True, **more)
-            finally:
-                active_mode.reset(token)
+            return run(self, *args, warmup=warmup or threading.get_ident() == owner, **more)
 
         triton.JITFunction.run = compile_only
         try:
-            with mode:
+            # a backward in this thread, not in one that it shares with others
+            with (
+                torch.autograd.set_multithreading_enabled(False),
+                triton.AsyncCompileMode(pool, ignore_errors=True),
+            ):
                 yield
         finally:
             triton.JITFunction.run = run

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from protoseam.models.resnet import BasicBlock, ResNet
 
@@ -103,6 +104,7 @@ class _Activation(torch.autograd.Function):
         return (y, y.view_as(y)) if spec.extra == "twice" else y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         spec, mode = ctx.spec, ctx.mode
         n, c, h, w = ctx.shape
@@ -166,6 +168,7 @@ class _Stem(torch.autograd.Function):
         return y, y.view_as(y)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:
         windows, weight, mu, sw = ctx.saved_tensors
         dy, dy2 = (g.contiguous(memory_format=torch.channels_last) for g in grads)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from protoseam.models.vit import Block, PatchStem, VisionTransformer
 
@@ -149,6 +150,7 @@ class _Trunk(torch.autograd.Function):
         return pooled
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dpooled: Tensor) -> Any:
         B, A, *_ = ctx.shape
         patches, last, stats, _, _, positions, gamma, _, *rest = ctx.saved_tensors
