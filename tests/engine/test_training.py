@@ -159,7 +159,7 @@ def test_a_run_directory_from_start_to_evaluation(tmp_path: Path) -> None:
 def test_a_budget_stops_cleanly_and_resume_ends_as_if_nothing_happened(tmp_path: Path) -> None:
     cfg = config(checkpoint_every=3)
     expected = session.train(cfg, tmp_path / "whole", quiet=True)
-    with pytest.raises(session.Interrupted, match=r"--resume .*cut.*saved after epoch 0"):
+    with pytest.raises(session.Interrupted, match=r"--resume .*cut.*from the beginning"):
         session.train(cfg, tmp_path / "cut", quiet=True, budget_seconds=0.0)
     found = session.resume(tmp_path / "cut", quiet=True)
     assert {**found, "seconds": 0} == {**expected, "seconds": 0}

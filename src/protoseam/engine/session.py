@@ -308,7 +308,9 @@ def _terminable() -> Iterator[None]:
 def _save_all(sessions: list[_Session], why: str) -> str:
     lines = [f"{why}; go on with:"]
     for session in sessions:
-        lines.append(f"  protoseam train --resume {session.out}   (saved after epoch {session.save()})")
+        epoch = session.save()
+        state = f"saved after epoch {epoch}" if epoch else "not one epoch was whole: from the beginning"
+        lines.append(f"  protoseam train --resume {session.out}   ({state})")
     return "\n".join(lines)
 
 
