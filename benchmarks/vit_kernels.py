@@ -71,46 +71,6 @@ def linear_gelu_backward(
 
 
 @triton.jit
-def persistent_linear_gelu(
-    a_desc, w_desc, bias, h_desc, out_desc, tiles,
-    K: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """`linear_gelu` by N programs that go from tile to tile: the next tile's loads hide behind this one's epilogue."""
-    for tile in tl.range(tl.program_id(0), tiles, N, flatten=True):
-        first = (tile // (F // BN)) * BM
-        col = (tile % (F // BN)) * BN
-        acc = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            acc = tl.dot(a_desc.load([first, k]), w_desc.load([col, k]).T, acc)
-        rounded = (acc + tl.load(bias + col + tl.arange(0, BN)).to(tl.float32)[None, :]).to(tl.bfloat16)
-        h_desc.store([first, col], rounded)
-        v = rounded.to(tl.float32)
-        tail, _ = _normal_tail(v)
-        out_desc.store([first, col], (v * tl.where(v >= 0.0, 1.0 - tail, tail)).to(tl.bfloat16))
-
-
-@triton.jit
-def persistent_linear_gelu_backward(
-    d_desc, w_desc, h_desc, dh_desc, part, slot, width, tiles,
-    K: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """`linear_gelu_backward` in the same way."""
-    for tile in tl.range(tl.program_id(0), tiles, N, flatten=True):
-        row = tile // (F // BN)
-        first = row * BM
-        col = (tile % (F // BN)) * BN
-        acc = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, col]), acc)
-        v = h_desc.load([first, col]).to(tl.float32)
-        tail, e = _normal_tail(v)
-        slope = tl.where(v >= 0.0, 1.0 - tail, tail) + v * e * 0.3989422804014327
-        d = (acc * slope).to(tl.bfloat16)
-        dh_desc.store([first, col], d)
-        tl.store(part + row * width + slot + col + tl.arange(0, BN), tl.sum(d.to(tl.float32), 0))
-
-
-@triton.jit
 def _slice(d_desc, x_desc, oc, ic, lo, hi, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     acc = tl.zeros((BM, BN), tl.float32)
     for i in range(lo, hi):
@@ -258,25 +218,6 @@ def activations(b: Bench) -> None:
             lambda i, r=rows, c=cols, t=tiles: linear_gelu_backward[(T // r, F // c)](
                 described(b.narrow[0][i], [r, 64]), described(b.w2[i], [64, c]), b.wide[0][i], b.wide[1][i],
                 b.part[i], 0, width, num_stages=3, **t,
-            ),
-        )  # fmt: skip
-    shapes = [(128, 128, 8, 3, 132), (128, 128, 4, 3, 264), (128, 128, 8, 4, 132), (128, 256, 8, 3, 132)]
-    for rows, cols, warps, stages, programs in [*shapes, (64, 256, 4, 3, 264), (64, 128, 4, 4, 264)]:
-        shape = f"{rows}×{cols}, {warps} warps, {stages} stages, {programs} programs"
-        count = (T // rows) * (F // cols)
-        tiles = {"K": D, "F": F, "BM": rows, "BN": cols, "BK": 64, "N": programs, "num_warps": warps}
-        b(
-            f"persistent_linear_gelu, {shape}",
-            lambda i, r=rows, c=cols, n=count, s=stages, t=tiles: persistent_linear_gelu[(t["N"],)](
-                described(b.narrow[0][i], [r, 64]), described(b.w1[i], [c, 64]), b.long[i],
-                described(b.wide[0][i], [r, c]), described(b.wide[1][i], [r, c]), n, num_stages=s, **t,
-            ),
-        )  # fmt: skip
-        b(
-            f"persistent_linear_gelu_backward, {shape}",
-            lambda i, r=rows, c=cols, n=count, s=stages, t=tiles: persistent_linear_gelu_backward[(t["N"],)](
-                described(b.narrow[0][i], [r, 64]), described(b.w2[i], [64, c]), described(b.wide[0][i], [r, c]),
-                described(b.wide[1][i], [r, c]), b.part[i], 0, width, n, num_stages=s, **t,
             ),
         )  # fmt: skip
 
