@@ -28,7 +28,8 @@ __all__ = ["FusedViT"]
 
 _TOKENS = 64  # of an image: one tile of rows
 _ROWS = 16  # that a partial sum of the last norm's backward covers
-_TILE = 128  # sides of a weight gradient's tile
+_TILE = 128  # rows of a weight gradient's tile, and of the MLP's backward
+_TILE_COLUMNS = 128
 _PROGRAMS = 264  # at most, for the weight gradients: two for each multiprocessor of an H200
 _SWEPT = 2048  # images at a time without gradients: many enough that launching is not what takes the time
 _BLOCK_PARAMETERS = 12  # in the order of `_parameters`
@@ -79,6 +80,18 @@ def _linear_norm_backward(
     return dx
 
 
+def _linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tensor, slot: int) -> Tensor:
+    """``(d·weight)·slope``, and its sums into ``part``, a row an image."""
+    (T, K), F = d.shape, weight.shape[1]
+    dh = torch.empty_like(slope)
+    rows = _TILE if T % _TILE == 0 else _TOKENS  # of two images, or of the one there is
+    kernels.linear_scale_backward[(T // rows, F // 128)](
+        _described(d, [rows, 64]), _described(weight, [64, 128]), slope, dh, part, slot, part.shape[1],
+        K=K, F=F, L=_TOKENS, BM=rows, BN=128, BK=64, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return dh
+
+
 def _stages(t: Tensor) -> int:
     """Of a product with a norm behind it: as many as fit, for it is one program a multiprocessor.
 
@@ -97,13 +110,17 @@ def _weight_gradients(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     T = pairs[0][0].shape[0]
     shapes = [(d.shape[1], x.shape[1]) for d, x in pairs]
     sizes = [o * i for o, i in shapes]
-    total, tiles = sum(sizes), sum(o // _TILE * (i // _TILE) for o, i in shapes)
+    total, tiles = sum(sizes), sum(o // _TILE * (i // _TILE_COLUMNS) for o, i in shapes)
     slices = max(1, min(T // 64, _PROGRAMS // tiles))
     part = torch.empty(slices, total, device=pairs[0][0].device)
     widths = {f"{side}{j}": n for j, pair in enumerate(shapes) for side, n in zip("OI", pair, strict=True)}
     kernels.weight_gradients[(tiles * slices,)](
-        *(t for pair in pairs for t in pair), part, T, -(-(T // 64) // slices), total, **widths,
-        BM=_TILE, BN=_TILE, BK=64, num_warps=8, num_stages=3,
+        *(
+            _described(t, [64, columns])
+            for pair in pairs
+            for t, columns in zip(pair, (_TILE, _TILE_COLUMNS), strict=True)
+        ),
+        part, T, -(-(T // 64) // slices), total, **widths, BM=_TILE, BN=_TILE_COLUMNS, BK=64, num_warps=8, num_stages=3,
     )  # fmt: skip
     out = torch.empty(total, device=part.device, dtype=pairs[0][0].dtype)
     kernels.add_slices[(total // 1024,)](part, out, total, SLICES=slices, BLOCK=1024, num_warps=4)
@@ -138,9 +155,9 @@ class _Trunk(torch.autograd.Function):
             x1, n2, stats2 = _linear_add_norm(o, wo, bo, x0, (g2, b2), eps)
             h = torch.addmm(c1, n2, w1.t())
             a = torch.empty_like(h)
-            kernels.gelu[(h.numel() // 4096,)](h, a, BLOCK=4096, num_warps=8)
+            kernels.gelu[(h.numel() // 4096,)](h, a, KEEP=keep, BLOCK=4096, num_warps=8)
             if keep:
-                saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, h, a]
+                saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, h, a]  # h is GELU' now
             weight, bias, x, repeats = w2, c2, x1, False
         last, pooled, stats = _linear_add_norm(a, weight, bias, x, (gamma, beta), eps, pool=True)
         assert last.shape == (T, D)
@@ -171,11 +188,10 @@ class _Trunk(torch.autograd.Function):
             g1, _, wqkv, _, wo, _, g2, _, w1, _, w2, _ = blocks[
                 _BLOCK_PARAMETERS * i : _BLOCK_PARAMETERS * (i + 1)
             ]
-            x0, stats1, n1, qkv, o, x1, stats2, n2, h, a = saved[_BLOCK_SAVED * i : _BLOCK_SAVED * (i + 1)]
-            dh = torch.empty_like(h)
-            kernels.gelu_backward[(B, F // 64)](
-                torch.mm(dy, w2), h, dh, part[i], 9 * D, width, F=F, BC=64, BM=_TOKENS, num_warps=4
-            )
+            x0, stats1, n1, qkv, o, x1, stats2, n2, slope, a = saved[
+                _BLOCK_SAVED * i : _BLOCK_SAVED * (i + 1)
+            ]
+            dh = _linear_scale_backward(dy, w2, slope, part[i], 9 * D)
             dx1 = _linear_norm_backward(dh, w1, dy, x1, stats2, g2, part[i], 3 * D)
             dqkv = torch.empty_like(qkv)
             kernels.attention_backward[(B * A,)](

@@ -123,27 +123,37 @@ def _normal_tail(v):
 
 
 @triton.jit
-def gelu(h, out, BLOCK: tl.constexpr):
+def gelu(h, out, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+    """out = GELU(h); KEEP: h becomes GELU'(h), all that the backward needs of it."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(h + at).to(tl.float32)
-    tail, _ = _normal_tail(v)
-    tl.store(out + at, (v * tl.where(v >= 0.0, 1.0 - tail, tail)).to(tl.bfloat16))
+    tail, e = _normal_tail(v)
+    below = tl.where(v >= 0.0, 1.0 - tail, tail)
+    tl.store(out + at, (v * below).to(tl.bfloat16))
+    if KEEP:
+        tl.store(h + at, (below + v * e * 0.3989422804014327).to(tl.bfloat16))
 
 
 @triton.jit
-def gelu_backward(
-    da, h, dh, part, slot, width, F: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr
+def linear_scale_backward(
+    d_desc, w_desc, slope, dh, part, slot, width,
+    K: tl.constexpr, F: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dh = da·(Φ(h) + h·φ(h)), and its sums over BM rows."""
+    """dh = (d·w)·slope, with d (T, K), w (K, F); its sums over BM rows are those of the first of the BM/L images."""
     pid = tl.program_id(0)
-    cols = tl.program_id(1) * BC + tl.arange(0, BC)
-    at = (pid * BM + tl.arange(0, BM))[:, None] * F + cols[None, :]
-    v = tl.load(h + at).to(tl.float32)
-    tail, e = _normal_tail(v)
-    slope = tl.where(v >= 0.0, 1.0 - tail, tail) + v * e * 0.3989422804014327
-    d = (tl.load(da + at).to(tl.float32) * slope).to(tl.bfloat16)
+    first = pid * BM
+    col = tl.program_id(1) * BN
+    cols = col + tl.arange(0, BN)
+    at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
+    early = tl.load(slope + at)  # under way while the product is taken
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, col]), acc)
+    d = (acc * early.to(tl.float32)).to(tl.bfloat16)
     tl.store(dh + at, d)
-    tl.store(part + pid * width + slot + cols, tl.sum(d.to(tl.float32), 0))
+    sums = tl.sum(d.to(tl.float32), 0)
+    for i in tl.static_range(BM // L):
+        tl.store(part + (pid * (BM // L) + i) * width + slot + cols, sums if i == 0 else sums * 0.0)
 
 
 @triton.jit
@@ -205,7 +215,7 @@ def weight_gradients(
 ):  # fmt: skip
     """part[s] = slice s, `steps` tiles of rows long, of the four products dᵀ·x: d (T, O), x (T, I), end to end.
 
-    Alone none of the four has tiles enough to fill the device.
+    Alone none of the four has tiles enough to fill the device. d and x come as descriptors.
     """
     n0: tl.constexpr = (O0 // BM) * (I0 // BN)
     n1: tl.constexpr = n0 + (O1 // BM) * (I1 // BN)
@@ -215,41 +225,35 @@ def weight_gradients(
     s = tl.program_id(0) // n3
     d = d0
     x = x0
-    outs = O0
     ins = I0
     base = 0
     tile = t
     if t >= n2:
         d = d3
         x = x3
-        outs = O3
         ins = I3
         base = O0 * I0 + O1 * I1 + O2 * I2
         tile = t - n2
     elif t >= n1:
         d = d2
         x = x2
-        outs = O2
         ins = I2
         base = O0 * I0 + O1 * I1
         tile = t - n1
     elif t >= n0:
         d = d1
         x = x1
-        outs = O1
         ins = I1
         base = O0 * I0
         tile = t - n0
-    oc = (tile // (ins // BN)) * BM + tl.arange(0, BM)
-    ic = (tile % (ins // BN)) * BN + tl.arange(0, BN)
-    rk = tl.arange(0, BK)
+    oc = (tile // (ins // BN)) * BM
+    ic = (tile % (ins // BN)) * BN
     acc = tl.zeros((BM, BN), tl.float32)
     for i in range(s * steps, tl.minimum((s + 1) * steps, T // BK)):
-        r = i * BK + rk
-        dt = tl.load(d + r[:, None] * outs + oc[None, :])
-        xt = tl.load(x + r[:, None] * ins + ic[None, :])
-        acc = tl.dot(tl.trans(dt), xt, acc)
-    tl.store(part + s * total + base + oc[:, None] * ins + ic[None, :], acc)
+        acc = tl.dot(d.load([i * BK, oc]).T, x.load([i * BK, ic]), acc)
+    rows = oc + tl.arange(0, BM)
+    cols = ic + tl.arange(0, BN)
+    tl.store(part + s * total + base + rows[:, None] * ins + cols[None, :], acc)
 
 
 @triton.jit
