@@ -53,15 +53,18 @@ def _linear_add_norm(
     *,
     repeats: bool = False,
     pool: bool = False,
+    many: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ."""
     (T, K), D = a.shape, weight.shape[0]
     total = torch.empty(T, D, device=a.device, dtype=a.dtype)
     out = torch.empty(T // _TOKENS if pool else T, D, device=a.device, dtype=a.dtype)
     stats = torch.empty(2, T, device=a.device)
-    kernels.linear_add_norm[(T // _TOKENS,)](
-        _described(a, [_TOKENS, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
-        stats[1], eps, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool, BM=_TOKENS, BK=64, num_warps=8,
+    # among many images two at a time read the weights half as often
+    rows = _rows(T) if many and not pool else _TOKENS
+    kernels.linear_add_norm[(T // rows,)](
+        _described(a, [rows, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
+        stats[1], eps, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool, BM=rows, BK=64, num_warps=8,
         num_stages=_stages(a),
     )  # fmt: skip
     return total, out, stats
@@ -80,12 +83,34 @@ def _linear_norm_backward(
     return dx
 
 
+def _linear_gelu(n: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """GELU' (if to ``keep``) and GELU of a layer's output."""
+    (T, K), F = n.shape, weight.shape[0]
+    if keep:
+        h = torch.addmm(bias, n, weight.t())
+        a = torch.empty_like(h)
+        kernels.gelu[(h.numel() // 4096,)](h, a, KEEP=True, BLOCK=4096, num_warps=8)
+        return h, a
+    a = torch.empty(T, F, device=n.device, dtype=n.dtype)
+    rows = _rows(T)
+    kernels.linear_gelu[(T // rows * (F // 128),)](
+        _described(n, [rows, 64]), _described(weight, [128, 64]), bias, a, a,
+        K=K, F=F, KEEP=False, BM=rows, BN=128, BK=64, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return a, a
+
+
+def _rows(T: int) -> int:
+    """Of a tile that may span two images, if there are two."""
+    return 2 * _TOKENS if T % (2 * _TOKENS) == 0 else _TOKENS
+
+
 def _linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tensor, slot: int) -> Tensor:
     """``(d·weight)·slope``, and its sums into ``part``, a row an image."""
     (T, K), F = d.shape, weight.shape[1]
     dh = torch.empty_like(slope)
-    rows = _TILE if T % _TILE == 0 else _TOKENS  # of two images, or of the one there is
-    kernels.linear_scale_backward[(T // rows, F // 128)](
+    rows = _rows(T)
+    kernels.linear_scale_backward[(T // rows * (F // 128),)](
         _described(d, [rows, 64]), _described(weight, [64, 128]), slope, dh, part, slot, part.shape[1],
         K=K, F=F, L=_TOKENS, BM=rows, BN=128, BK=64, num_warps=8, num_stages=3,
     )  # fmt: skip
@@ -148,16 +173,16 @@ class _Trunk(torch.autograd.Function):
         a, weight, bias, x, repeats = patches, stem_weight, stem_bias, positions, True
         for i in range(0, len(blocks), _BLOCK_PARAMETERS):
             g1, b1, wqkv, bqkv, wo, bo, g2, b2, w1, c1, w2, c2 = blocks[i : i + _BLOCK_PARAMETERS]
-            x0, n1, stats1 = _linear_add_norm(a, weight, bias, x, (g1, b1), eps, repeats=repeats)
+            x0, n1, stats1 = _linear_add_norm(
+                a, weight, bias, x, (g1, b1), eps, repeats=repeats, many=not keep
+            )
             qkv = torch.addmm(bqkv, n1, wqkv.t())
             o = torch.empty_like(x0)
             kernels.attention[(B * A,)](qkv, o, (D // A) ** -0.5, L=_TOKENS, A=A, E=D // A, num_warps=4)
-            x1, n2, stats2 = _linear_add_norm(o, wo, bo, x0, (g2, b2), eps)
-            h = torch.addmm(c1, n2, w1.t())
-            a = torch.empty_like(h)
-            kernels.gelu[(h.numel() // 4096,)](h, a, KEEP=keep, BLOCK=4096, num_warps=8)
+            x1, n2, stats2 = _linear_add_norm(o, wo, bo, x0, (g2, b2), eps, many=not keep)
+            slope, a = _linear_gelu(n2, w1, c1, keep)
             if keep:
-                saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, h, a]  # h is GELU' now
+                saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, slope, a]
             weight, bias, x, repeats = w2, c2, x1, False
         last, pooled, stats = _linear_add_norm(a, weight, bias, x, (gamma, beta), eps, pool=True)
         assert last.shape == (T, D)

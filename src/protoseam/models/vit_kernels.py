@@ -135,14 +135,38 @@ def gelu(h, out, KEEP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def linear_gelu(
+    a_desc, w_desc, bias, slope, out,
+    K: tl.constexpr, F: tl.constexpr, KEEP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out = GELU(a·wᵀ + bias), and KEEP: slope = GELU' of the same: a (T, K), w (F, K)."""
+    # neighbours share rows, of which there may be more than the second-level cache holds
+    first = (tl.program_id(0) // (F // BN)) * BM
+    col = (tl.program_id(0) % (F // BN)) * BN
+    cols = col + tl.arange(0, BN)
+    early = tl.load(bias + cols)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        acc = tl.dot(a_desc.load([first, k]), w_desc.load([col, k]).T, acc)
+    # rounded as a layer of its own would
+    v = (acc + early.to(tl.float32)[None, :]).to(tl.bfloat16).to(tl.float32)
+    tail, e = _normal_tail(v)
+    below = tl.where(v >= 0.0, 1.0 - tail, tail)
+    at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
+    tl.store(out + at, (v * below).to(tl.bfloat16))
+    if KEEP:
+        tl.store(slope + at, (below + v * e * 0.3989422804014327).to(tl.bfloat16))
+
+
+@triton.jit
 def linear_scale_backward(
     d_desc, w_desc, slope, dh, part, slot, width,
     K: tl.constexpr, F: tl.constexpr, L: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dh = (d·w)·slope, with d (T, K), w (K, F); its sums over BM rows are those of the first of the BM/L images."""
-    pid = tl.program_id(0)
+    pid = tl.program_id(0) // (F // BN)
     first = pid * BM
-    col = tl.program_id(1) * BN
+    col = (tl.program_id(0) % (F // BN)) * BN
     cols = col + tl.arange(0, BN)
     at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
     early = tl.load(slope + at)  # under way while the product is taken
