@@ -199,7 +199,6 @@ def test_other_batch_sizes(name: str, batch: int) -> None:
     ("name", "options"),
     [
         ("vit_s", {"pool": "cls"}),
-        ("vit_s", {"dropout": 0.1}),
         ("vit_s", {"drop_path": 0.1}),
         ("vit_s", {"stem": "conv"}),
         ("vit_s", {"patch": 8}),
@@ -211,6 +210,52 @@ def test_unsupported_networks_stay_plain(name: str, options: dict[str, Any]) -> 
     assert not accelerate(model, SHAPE)
     assert model.fused is None
     assert model.features(images()).isfinite().all()
+
+
+class Fixed(nn.Module):
+    """Dropout whose draws are given."""
+
+    def __init__(self, kept: Tensor, rate: float) -> None:
+        super().__init__()
+        self.factor = kept / (1 - rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor.view_as(x).to(x.dtype)
+
+
+def test_dropout_is_the_plain_networks_with_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    rate, draws, draw = 0.25, [], Tensor.bernoulli_
+    monkeypatch.setattr(Tensor, "bernoulli_", lambda t, p: draws.append(draw(t, p)) or t)
+    model: Any = network("vit_s", dropout=rate).train()
+    x = images()
+    own, own_grads = step(fused(model), x)
+    (kept,) = draws
+    assert abs(float(kept.float().mean()) - (1 - rate)) < 1e-3
+    width, hidden = model.positions.shape[2], model.blocks[0].mlp[0].out_features
+    sizes = [BATCH * 64 * n for n in [width] + [width, hidden, width] * len(model.blocks)]
+    sites = iter(kept.float().split(sizes))
+    model.drop = Fixed(next(sites), rate)
+    for block in model.blocks:
+        block.attention.drop = Fixed(next(sites), rate)
+        block.mlp[2], block.mlp[4] = Fixed(next(sites), rate), Fixed(next(sites), rate)
+    exact, exact_grads = step(copy.deepcopy(model), x.float())
+    plain, plain_grads = step(low(model), x)
+    assert error(own, exact) < 2 * error(plain, exact)
+    floor = max(error(plain_grads[n], g) for n, g in exact_grads.items()) / 4
+    for n, g in exact_grads.items():
+        assert error(own_grads[n], g) < 2 * max(error(plain_grads[n], g), floor), n
+
+
+def test_dropout_draws_anew_in_training_and_not_at_all_otherwise() -> None:
+    model = fused(network("vit_s", dropout=0.25))
+    x = images()
+    model.train()
+    first, second = step(model, x)[0], step(model, x)[0]
+    assert not torch.equal(first, second)
+    with torch.no_grad():  # in training, but without a graph: the plain layers draw
+        assert not torch.equal(model.features(x), model.features(x))
+    model.eval()
+    assert torch.equal(step(model, x)[0], step(model, x)[0])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -41,6 +41,26 @@ class _Shape(NamedTuple):
     heads: int
     eps: float
     keep: bool  # the activations, for the backward
+    drop: float  # share of the activations that dropout zeroes
+
+
+class _Dropped(NamedTuple):
+    """A layer's dropout: what it keeps, as bytes, and 1/(1 - share dropped); no mask, no dropout."""
+
+    mask: Tensor | None = None
+    scale: float = 1.0
+
+    def arguments(self, instead: Tensor) -> tuple[Tensor, float]:
+        return (instead if self.mask is None else self.mask), self.scale
+
+
+def _dropout(mask: Tensor | None, drop: float, T: int, D: int, F: int, depth: int) -> list[_Dropped]:
+    """Of the stem, then of each block's attention, hidden layer and MLP, out of one mask for all."""
+    count = 1 + 3 * depth
+    if mask is None:
+        return [_Dropped()] * count
+    masks = mask.split([T * D] + [T * D, T * F, T * D] * depth)
+    return [_Dropped(m, 1.0 / (1.0 - drop)) for m in masks]
 
 
 def _linear_add_norm(
@@ -51,6 +71,7 @@ def _linear_add_norm(
     norm: tuple[Tensor, Tensor],
     eps: float,
     *,
+    drop: _Dropped,
     repeats: bool = False,
     pool: bool = False,
     many: bool = False,
@@ -64,38 +85,56 @@ def _linear_add_norm(
     rows = _rows(T) if many and not pool else _TOKENS
     kernels.linear_add_norm[(T // rows,)](
         _described(a, [rows, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
-        stats[1], eps, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool, BM=rows, BK=64, num_warps=8,
-        num_stages=_stages(a),
+        stats[1], eps, *drop.arguments(x), K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool,
+        DROP=drop.mask is not None, BM=rows, BK=64, num_warps=8, num_stages=_stages(a),
     )  # fmt: skip
     return total, out, stats
 
 
 def _linear_norm_backward(
-    d: Tensor, weight: Tensor, dres: Tensor, x: Tensor, stats: Tensor, gamma: Tensor, part: Tensor, slot: int
-) -> Tensor:
-    """dx of ``x + …`` where LayerNorm(x) went into a layer with ``weight``, whose output has the gradient ``d``."""
+    d: Tensor,
+    weight: Tensor,
+    dres: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    gamma: Tensor,
+    part: Tensor,
+    slot: int,
+    drop: _Dropped,
+) -> tuple[Tensor, Tensor]:
+    """dx of ``x + …`` where LayerNorm(x) went into a layer with ``weight``, whose output has the gradient ``d``.
+
+    And dx behind the dropout of the layer that made x.
+    """
     (T, K), D = d.shape, weight.shape[1]
     dx = torch.empty_like(x)
+    dropped = dx if drop.mask is None else torch.empty_like(x)
+    mask, scale = drop.arguments(x)
     kernels.linear_norm_backward[(T // _TOKENS,)](
         _described(d, [_TOKENS, 64]), _described(weight, [64, D]), dres, x, stats[0], stats[1], gamma, dx, part,
-        slot, part.shape[1], K=K, D=D, BM=_TOKENS, BK=64, num_warps=8, num_stages=_stages(d),
+        slot, part.shape[1], mask, dropped, scale, K=K, D=D, DROP=drop.mask is not None, BM=_TOKENS, BK=64,
+        num_warps=8, num_stages=_stages(d),
     )  # fmt: skip
-    return dx
+    return dx, dropped
 
 
-def _linear_gelu(n: Tensor, weight: Tensor, bias: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+def _linear_gelu(
+    n: Tensor, weight: Tensor, bias: Tensor, drop: _Dropped, keep: bool
+) -> tuple[Tensor, Tensor]:
     """GELU' (if to ``keep``) and GELU of a layer's output."""
     (T, K), F = n.shape, weight.shape[0]
     if keep:
         h = torch.addmm(bias, n, weight.t())
         a = torch.empty_like(h)
-        kernels.gelu[(h.numel() // 4096,)](h, a, KEEP=True, BLOCK=4096, num_warps=8)
+        kernels.gelu[(h.numel() // 4096,)](
+            h, a, *drop.arguments(h), DROP=drop.mask is not None, BLOCK=4096, num_warps=8
+        )
         return h, a
     a = torch.empty(T, F, device=n.device, dtype=n.dtype)
     rows = _rows(T)
     kernels.linear_gelu[(T // rows * (F // 128),)](
-        _described(n, [rows, 64]), _described(weight, [128, 64]), bias, a, a,
-        K=K, F=F, KEEP=False, BM=rows, BN=128, BK=64, num_warps=8, num_stages=3,
+        _described(n, [rows, 64]), _described(weight, [128, 64]), bias, a,
+        K=K, F=F, BM=rows, BN=128, BK=64, num_warps=8, num_stages=3,
     )  # fmt: skip
     return a, a
 
@@ -165,48 +204,64 @@ class _Trunk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, shape: _Shape, patches: Tensor, *parameters: Tensor) -> Tensor:
-        B, A, eps, keep = shape
+        B, A, eps, keep, share = shape
         stem_weight, stem_bias, positions, gamma, beta, *blocks = parameters
-        T, D = patches.shape[0], stem_weight.shape[0]
+        T, D, F = patches.shape[0], stem_weight.shape[0], blocks[8].shape[0]
+        depth = len(blocks) // _BLOCK_PARAMETERS
+        mask = None
+        if share > 0:
+            size = T * D + depth * T * (2 * D + F)
+            mask = torch.empty(size, dtype=torch.uint8, device=patches.device).bernoulli_(1.0 - share)
+        drop = _dropout(mask, share, T, D, F, depth)
         saved: list[Tensor] = []
         # what enters the next residual sum: a product still to be taken, its bias, and the stream it joins
         a, weight, bias, x, repeats = patches, stem_weight, stem_bias, positions, True
-        for i in range(0, len(blocks), _BLOCK_PARAMETERS):
-            g1, b1, wqkv, bqkv, wo, bo, g2, b2, w1, c1, w2, c2 = blocks[i : i + _BLOCK_PARAMETERS]
+        for i in range(depth):
+            g1, b1, wqkv, bqkv, wo, bo, g2, b2, w1, c1, w2, c2 = blocks[
+                _BLOCK_PARAMETERS * i : _BLOCK_PARAMETERS * (i + 1)
+            ]
             x0, n1, stats1 = _linear_add_norm(
-                a, weight, bias, x, (g1, b1), eps, repeats=repeats, many=not keep
+                a, weight, bias, x, (g1, b1), eps, drop=drop[3 * i], repeats=repeats, many=not keep
             )
             qkv = torch.addmm(bqkv, n1, wqkv.t())
             o = torch.empty_like(x0)
             kernels.attention[(B * A,)](qkv, o, (D // A) ** -0.5, L=_TOKENS, A=A, E=D // A, num_warps=4)
-            x1, n2, stats2 = _linear_add_norm(o, wo, bo, x0, (g2, b2), eps, many=not keep)
-            slope, a = _linear_gelu(n2, w1, c1, keep)
+            x1, n2, stats2 = _linear_add_norm(
+                o, wo, bo, x0, (g2, b2), eps, drop=drop[3 * i + 1], many=not keep
+            )
+            slope, a = _linear_gelu(n2, w1, c1, drop[3 * i + 2], keep)
             if keep:
                 saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, slope, a]
             weight, bias, x, repeats = w2, c2, x1, False
-        last, pooled, stats = _linear_add_norm(a, weight, bias, x, (gamma, beta), eps, pool=True)
+        last, pooled, stats = _linear_add_norm(
+            a, weight, bias, x, (gamma, beta), eps, drop=drop[-1], pool=True
+        )
         assert last.shape == (T, D)
         ctx.shape = shape
         if keep:
-            ctx.save_for_backward(patches, last, stats, *parameters, *saved)
+            ctx.save_for_backward(mask, patches, last, stats, *parameters, *saved)
         return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dpooled: Tensor) -> Any:
-        B, A, *_ = ctx.shape
-        patches, last, stats, _, _, positions, gamma, _, *rest = ctx.saved_tensors
+        B, A, *_, share = ctx.shape
+        mask, patches, last, stats, _, _, positions, gamma, _, *rest = ctx.saved_tensors
         depth = len(rest) // (_BLOCK_PARAMETERS + _BLOCK_SAVED)
         blocks, saved = rest[: _BLOCK_PARAMETERS * depth], rest[_BLOCK_PARAMETERS * depth :]
         (T, D), F = last.shape, saved[-1].shape[1]
+        drop = _dropout(mask, share, T, D, F, depth)
         # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; a row an image
         width = 9 * D + F
         part = torch.empty(depth, B, width, device=last.device)
         final = torch.empty(T // _ROWS, 3 * D, device=last.device)
+        # the gradient of the residual stream, and behind the dropout of what joined it last
         dy = torch.empty_like(last)
+        dyd = dy if mask is None else torch.empty_like(last)
+        kept, scale = drop[-1].arguments(last)
         kernels.pooled_norm_backward[(T // _ROWS,)](
-            dpooled.contiguous(), last, stats[0], stats[1], gamma, dy, final,
-            TOKENS=_TOKENS, D=D, BM=_ROWS, num_warps=4,
+            dpooled.contiguous(), last, stats[0], stats[1], gamma, dy, final, kept, dyd, scale,
+            TOKENS=_TOKENS, D=D, DROP=mask is not None, BM=_ROWS, num_warps=4,
         )  # fmt: skip
         weights: list[list[Tensor]] = [[]] * depth
         for i in reversed(range(depth)):
@@ -216,23 +271,23 @@ class _Trunk(torch.autograd.Function):
             x0, stats1, n1, qkv, o, x1, stats2, n2, slope, a = saved[
                 _BLOCK_SAVED * i : _BLOCK_SAVED * (i + 1)
             ]
-            dh = _linear_scale_backward(dy, w2, slope, part[i], 9 * D)
-            dx1 = _linear_norm_backward(dh, w1, dy, x1, stats2, g2, part[i], 3 * D)
+            dh = _linear_scale_backward(dyd, w2, slope, part[i], 9 * D)
+            dx1, dx1d = _linear_norm_backward(dh, w1, dy, x1, stats2, g2, part[i], 3 * D, drop[3 * i + 1])
             dqkv = torch.empty_like(qkv)
             kernels.attention_backward[(B * A,)](
-                qkv, torch.mm(dx1, wo), dqkv, part[i], (D // A) ** -0.5, 6 * D, width,
+                qkv, torch.mm(dx1d, wo), dqkv, part[i], (D // A) ** -0.5, 6 * D, width,
                 L=_TOKENS, A=A, E=D // A, num_warps=4,
             )  # fmt: skip
-            dx0 = _linear_norm_backward(dqkv, wqkv, dx1, x0, stats1, g1, part[i], 0)
-            weights[i] = _weight_gradients([(dqkv, n1), (dx1, o), (dh, n2), (dy, a)])
-            dy = dx0
+            dx0, dx0d = _linear_norm_backward(dqkv, wqkv, dx1, x0, stats1, g1, part[i], 0, drop[3 * i])
+            weights[i] = _weight_gradients([(dqkv, n1), (dx1d, o), (dh, n2), (dyd, a)])
+            dy, dyd = dx0, dx0d
         vectors = _column_sums(part, last)
         (ends,) = _column_sums(final[None], last)
-        dpositions = _column_sums(dy.view(1, B, _TOKENS * D), last).view_as(positions)
+        dpositions = _column_sums(dyd.view(1, B, _TOKENS * D), last).view_as(positions)
         # the bias before a norm is added to every row, so its gradient is Σdx of that norm; a block's last
         # bias is followed by the next block's first norm
         entering = [v[2 * D : 3 * D] for v in vectors] + [ends[2 * D :]]
-        out = [torch.mm(dy.t(), patches), entering[0], dpositions, ends[:D], ends[D : 2 * D]]
+        out = [torch.mm(dyd.t(), patches), entering[0], dpositions, ends[:D], ends[D : 2 * D]]
         for i, v in enumerate(vectors):
             dg1, db1, _, dg2, db2, dbo = v[: 6 * D].split(D)
             dwqkv, dwo, dw1, dw2 = weights[i]
@@ -249,14 +304,14 @@ class FusedViT:
 
     @staticmethod
     def supports(model: VisionTransformer, shape: tuple[int, ...]) -> bool:
-        """Linear patches, 64 tokens averaged, nothing dropped, and widths that fill the tiles.
+        """Linear patches, 64 tokens averaged, one rate of dropout, and widths that fill the tiles.
 
         D is 128 or 256, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
         """
         if not isinstance(model.stem, PatchStem) or model.pool != "mean" or len(model.blocks) == 0:
             return False
-        dropped = any(m.p > 0 for m in model.modules() if isinstance(m, nn.Dropout))
-        if dropped or any(getattr(block, "drop_path", 0.0) > 0 for block in model.blocks):
+        rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
+        if len(rates) != 1 or any(getattr(block, "drop_path", 0.0) > 0 for block in model.blocks):
             return False
         tokens = (shape[1] // model.stem.patch) * (shape[2] // model.stem.patch)
         width, block = model.positions.shape[2], model.blocks[0]
@@ -275,19 +330,20 @@ class FusedViT:
         low = x.dtype == model.positions.dtype == torch.bfloat16
         # row offsets are 32-bit
         fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()) < 2**31
-        if not (low and fits) or x.requires_grad:
+        drop = model.drop.p if model.training else 0.0
+        if not (low and fits) or x.requires_grad or (drop > 0 and not torch.is_grad_enabled()):
             return model.plain_features(x)
         with torch.cuda.device_of(x):  # Triton launches on the current device, torch on the tensor's
             if torch.is_grad_enabled():
-                return self._features(x, keep=True)
-            return torch.cat([self._features(part, keep=False) for part in x.split(_SWEPT)])
+                return self._features(x, True, drop)
+            return torch.cat([self._features(part, False, 0.0) for part in x.split(_SWEPT)])
 
-    def _features(self, x: Tensor, keep: bool) -> Tensor:
+    def _features(self, x: Tensor, keep: bool, drop: float) -> Tensor:
         model = self.model
         assert isinstance(model.stem, PatchStem)
         patches = model.stem.patches(x).reshape(x.shape[0] * _TOKENS, -1)
         attention: Any = model.blocks[0].attention
-        shape = _Shape(x.shape[0], attention.heads, model.norm.eps, keep)
+        shape = _Shape(x.shape[0], attention.heads, model.norm.eps, keep, drop)
         pooled: Tensor = _Trunk.apply(shape, patches, *self._parameters())
         return pooled
 

@@ -18,13 +18,14 @@ import triton.language as tl
 
 @triton.jit
 def linear_add_norm(
-    a_desc, w_desc, bias, x, gamma, beta, total, out, mean, rstd, eps,
-    K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    a_desc, w_desc, bias, x, gamma, beta, total, out, mean, rstd, eps, mask, scale,
+    K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows; mean and 1/σ a row.
 
     a (T, K) and w (D, K) come as descriptors, which read zeros past K. XROWS > 0: x has that many rows and
-    repeats, as learned positions do.
+    repeats, as learned positions do. DROP: of mask·scale times what is added to x, or with such an x times the sum.
     """
     first = tl.program_id(0) * BM
     rows = first + tl.arange(0, BM)
@@ -35,11 +36,18 @@ def linear_add_norm(
         residual = tl.load(x + (rows % XROWS)[:, None] * D + cols[None, :])
     else:
         residual = tl.load(x + at)
+    if DROP:
+        kept = tl.load(mask + at)
     acc = tl.zeros((BM, D), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(a_desc.load([first, k]), w_desc.load([0, k]).T, acc)
+    acc += tl.load(bias + cols).to(tl.float32)[None, :]
+    if DROP and XROWS == 0:
+        acc *= kept.to(tl.float32) * scale
     acc += residual.to(tl.float32)
-    rounded = (acc + tl.load(bias + cols).to(tl.float32)[None, :]).to(tl.bfloat16)
+    if DROP and XROWS > 0:
+        acc *= kept.to(tl.float32) * scale
+    rounded = acc.to(tl.bfloat16)
     tl.store(total + at, rounded)
     v = rounded.to(tl.float32)
     m = tl.sum(v, 1) / D
@@ -58,11 +66,13 @@ def linear_add_norm(
 
 @triton.jit
 def pooled_norm_backward(
-    dn, x, mean, rstd, gamma, dx, part, TOKENS: tl.constexpr, D: tl.constexpr, BM: tl.constexpr
-):
+    dn, x, mean, rstd, gamma, dx, part, mask, dropped, scale,
+    TOKENS: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """dx = LayerNorm'(dn), with dn the gradient of a mean over TOKENS rows, and its sums over BM rows.
 
-    The sums are dγ, dβ and the gradient of the bias before the norm.
+    The sums are dγ, dβ and the gradient of the bias before the norm. DROP: dropped = dx·mask·scale, and that bias's
+    gradient is its sum.
     """
     pid = tl.program_id(0)
     cols = tl.arange(0, D)
@@ -76,6 +86,9 @@ def pooled_norm_backward(
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
     rounded = r.to(tl.bfloat16)
     tl.store(dx + at, rounded)
+    if DROP:
+        rounded = (rounded.to(tl.float32) * tl.load(mask + at).to(tl.float32) * scale).to(tl.bfloat16)
+        tl.store(dropped + at, rounded)
     base = part + pid * 3 * D + cols
     tl.store(base, tl.sum(d * n, 0))
     tl.store(base + D, tl.sum(d, 0))
@@ -84,8 +97,8 @@ def pooled_norm_backward(
 
 @triton.jit
 def linear_norm_backward(
-    d_desc, w_desc, dres, x, mean, rstd, gamma, dx, part, slot, width,
-    K: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    d_desc, w_desc, dres, x, mean, rstd, gamma, dx, part, slot, width, mask, dropped, scale,
+    K: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dx = dres + LayerNorm'(d·w) and its sums over BM rows, as above: d (T, K), w (K, D)."""
     pid = tl.program_id(0)
@@ -96,6 +109,8 @@ def linear_norm_backward(
     # under way while the product is taken
     early = tl.load(x + at)
     residual = tl.load(dres + at)
+    if DROP:
+        kept = tl.load(mask + at)
     acc = tl.zeros((BM, D), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
@@ -109,6 +124,9 @@ def linear_norm_backward(
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
     rounded = (r + residual.to(tl.float32)).to(tl.bfloat16)
     tl.store(dx + at, rounded)
+    if DROP:
+        rounded = (rounded.to(tl.float32) * kept.to(tl.float32) * scale).to(tl.bfloat16)
+        tl.store(dropped + at, rounded)
     tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
 
 
@@ -123,23 +141,28 @@ def _normal_tail(v):
 
 
 @triton.jit
-def gelu(h, out, KEEP: tl.constexpr, BLOCK: tl.constexpr):
-    """out = GELU(h); KEEP: h becomes GELU'(h), all that the backward needs of it."""
+def gelu(h, out, mask, scale, DROP: tl.constexpr, BLOCK: tl.constexpr):
+    """out = GELU(h), and h becomes GELU'(h), all that the backward needs of it; DROP: both times mask·scale."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(h + at).to(tl.float32)
     tail, e = _normal_tail(v)
     below = tl.where(v >= 0.0, 1.0 - tail, tail)
-    tl.store(out + at, (v * below).to(tl.bfloat16))
-    if KEEP:
-        tl.store(h + at, (below + v * e * 0.3989422804014327).to(tl.bfloat16))
+    value = v * below
+    slope = below + v * e * 0.3989422804014327
+    if DROP:
+        factor = tl.load(mask + at).to(tl.float32) * scale
+        value *= factor
+        slope *= factor
+    tl.store(out + at, value.to(tl.bfloat16))
+    tl.store(h + at, slope.to(tl.bfloat16))
 
 
 @triton.jit
 def linear_gelu(
-    a_desc, w_desc, bias, slope, out,
-    K: tl.constexpr, F: tl.constexpr, KEEP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    a_desc, w_desc, bias, out,
+    K: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out = GELU(a·wᵀ + bias), and KEEP: slope = GELU' of the same: a (T, K), w (F, K)."""
+    """out = GELU(a·wᵀ + bias): a (T, K), w (F, K)."""
     # neighbours share rows, of which there may be more than the second-level cache holds
     first = (tl.program_id(0) // (F // BN)) * BM
     col = (tl.program_id(0) % (F // BN)) * BN
@@ -150,12 +173,9 @@ def linear_gelu(
         acc = tl.dot(a_desc.load([first, k]), w_desc.load([col, k]).T, acc)
     # rounded as a layer of its own would
     v = (acc + early.to(tl.float32)[None, :]).to(tl.bfloat16).to(tl.float32)
-    tail, e = _normal_tail(v)
-    below = tl.where(v >= 0.0, 1.0 - tail, tail)
+    tail, _ = _normal_tail(v)
     at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
-    tl.store(out + at, (v * below).to(tl.bfloat16))
-    if KEEP:
-        tl.store(slope + at, (below + v * e * 0.3989422804014327).to(tl.bfloat16))
+    tl.store(out + at, (v * tl.where(v >= 0.0, 1.0 - tail, tail)).to(tl.bfloat16))
 
 
 @triton.jit
