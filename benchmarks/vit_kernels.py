@@ -3,7 +3,7 @@
     python benchmarks/vit_kernels.py --out results/bench/vit-kernels-h200.json       a CUDA device, about 2 min
 
 Microseconds a launch, by graphs of 30 launches over the tensors of six blocks, so that the caches are about as warm
-as in training. Candidates that lost, and are not in the library, are kept here with their code.
+as in training. A candidate that is not in the library is here with its code.
 """
 
 from __future__ import annotations
@@ -29,89 +29,24 @@ T, D, F = BATCH * TOKENS, WIDTH, HIDDEN
 
 
 @triton.jit
-def linear_gelu(
-    a_desc, w_desc, bias, h, out,
+def linear_gelu_slope(
+    a_desc, w_desc, bias, slope, out,
     K: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """h = a·wᵀ + bias and out = GELU(h), in the product's epilogue."""
-    first = tl.program_id(0) * BM
-    col = tl.program_id(1) * BN
+    """GELU and GELU' of a·wᵀ + bias in the product's epilogue, instead of in a kernel of their own."""
+    first = (tl.program_id(0) // (F // BN)) * BM
+    col = (tl.program_id(0) % (F // BN)) * BN
+    cols = col + tl.arange(0, BN)
+    early = tl.load(bias + cols)
     acc = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(a_desc.load([first, k]), w_desc.load([col, k]).T, acc)
-    cols = col + tl.arange(0, BN)
-    at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
-    rounded = (acc + tl.load(bias + cols).to(tl.float32)[None, :]).to(tl.bfloat16)
-    tl.store(h + at, rounded)
-    v = rounded.to(tl.float32)
-    tail, _ = _normal_tail(v)
-    tl.store(out + at, (v * tl.where(v >= 0.0, 1.0 - tail, tail)).to(tl.bfloat16))
-
-
-@triton.jit
-def linear_gelu_backward(
-    d_desc, w_desc, h, dh, part, slot, width,
-    K: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """dh = (d·w)·GELU'(h) and its sums over BM rows, in the product's epilogue."""
-    pid = tl.program_id(0)
-    first = pid * BM
-    col = tl.program_id(1) * BN
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, BK):
-        acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, col]), acc)
-    cols = col + tl.arange(0, BN)
-    at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
-    v = tl.load(h + at).to(tl.float32)
+    v = (acc + early.to(tl.float32)[None, :]).to(tl.bfloat16).to(tl.float32)
     tail, e = _normal_tail(v)
-    slope = tl.where(v >= 0.0, 1.0 - tail, tail) + v * e * 0.3989422804014327
-    d = (acc * slope).to(tl.bfloat16)
-    tl.store(dh + at, d)
-    tl.store(part + pid * width + slot + cols, tl.sum(d.to(tl.float32), 0))
-
-
-@triton.jit
-def _slice(d_desc, x_desc, oc, ic, lo, hi, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    acc = tl.zeros((BM, BN), tl.float32)
-    for i in range(lo, hi):
-        acc = tl.dot(d_desc.load([i * BK, oc]).T, x_desc.load([i * BK, ic]), acc)
-    return acc
-
-
-@triton.jit
-def described_weight_gradients(
-    d0, x0, d1, x1, d2, x2, d3, x3, part, T, steps, total,
-    O0: tl.constexpr, I0: tl.constexpr, O1: tl.constexpr, I1: tl.constexpr,
-    O2: tl.constexpr, I2: tl.constexpr, O3: tl.constexpr, I3: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """`vit_kernels.weight_gradients` with descriptors, which the hardware copies by itself."""
-    n0: tl.constexpr = (O0 // BM) * (I0 // BN)
-    n1: tl.constexpr = n0 + (O1 // BM) * (I1 // BN)
-    n2: tl.constexpr = n1 + (O2 // BM) * (I2 // BN)
-    n3: tl.constexpr = n2 + (O3 // BM) * (I3 // BN)
-    t = tl.program_id(0) % n3
-    s = tl.program_id(0) // n3
-    lo, hi = s * steps, tl.minimum((s + 1) * steps, T // BK)
-    if t >= n2:
-        ins, base, tile = I3, O0 * I0 + O1 * I1 + O2 * I2, t - n2
-        oc, ic = (tile // (I3 // BN)) * BM, (tile % (I3 // BN)) * BN
-        acc = _slice(d3, x3, oc, ic, lo, hi, BM, BN, BK)
-    elif t >= n1:
-        ins, base, tile = I2, O0 * I0 + O1 * I1, t - n1
-        oc, ic = (tile // (I2 // BN)) * BM, (tile % (I2 // BN)) * BN
-        acc = _slice(d2, x2, oc, ic, lo, hi, BM, BN, BK)
-    elif t >= n0:
-        ins, base, tile = I1, O0 * I0, t - n0
-        oc, ic = (tile // (I1 // BN)) * BM, (tile % (I1 // BN)) * BN
-        acc = _slice(d1, x1, oc, ic, lo, hi, BM, BN, BK)
-    else:
-        ins, base, tile = I0, 0, t
-        oc, ic = (tile // (I0 // BN)) * BM, (tile % (I0 // BN)) * BN
-        acc = _slice(d0, x0, oc, ic, lo, hi, BM, BN, BK)
-    rows = oc + tl.arange(0, BM)
-    cols = ic + tl.arange(0, BN)
-    tl.store(part + s * total + base + rows[:, None] * ins + cols[None, :], acc)
+    below = tl.where(v >= 0.0, 1.0 - tail, tail)
+    at = (first + tl.arange(0, BM))[:, None] * F + cols[None, :]
+    tl.store(out + at, (v * below).to(tl.bfloat16))
+    tl.store(slope + at, (below + v * e * 0.3989422804014327).to(tl.bfloat16))
 
 
 class Bench:
@@ -164,16 +99,17 @@ def products(b: Bench) -> None:
     b("dh·w1 by cuBLAS", lambda i: torch.mm(b.wide[0][i], b.w1[i]))
     b("dqkv·wqkv by cuBLAS", lambda i: torch.mm(b.triple[0][i], b.wqkv[i]))
     b("dx1·wo by cuBLAS", lambda i: torch.mm(b.narrow[0][i], b.wo[i]))
-    for rows, warps, stages in ((64, 8, 3), (64, 8, 4), (64, 8, 5), (64, 4, 4), (128, 8, 3), (128, 16, 3)):
+    for rows, warps, stages in ((64, 8, 3), (64, 8, 4), (64, 8, 5), (64, 4, 4), (128, 8, 3), (128, 8, 4)):
         shape = f"{rows} rows, {warps} warps, {stages} stages"
-        more: dict[str, Any] = {"D": D, "BM": rows, "BK": 64, "num_warps": warps, "num_stages": stages}
+        more: dict[str, Any] = {"D": D, "DROP": False, "BM": rows, "BK": 64}
+        more |= {"num_warps": warps, "num_stages": stages}
 
         def add_norm(
             i: int, a: list[Tensor], w: list[Tensor], more: dict[str, Any] = more, rows: int = rows
         ) -> None:
             vit_kernels.linear_add_norm[(T // rows,)](
                 described(a[i], [rows, 64]), described(w[i], [D, 64]), b.vector[i], b.narrow[0][i], b.vector[i],
-                b.vector[i], b.narrow[1][i], b.narrow[2][i], b.stats[0], b.stats[1], 1e-5,
+                b.vector[i], b.narrow[1][i], b.narrow[2][i], b.stats[0], b.stats[1], 1e-5, b.narrow[0][i], 1.0,
                 K=a[i].shape[1], XROWS=0, POOL=False, **more,
             )  # fmt: skip
 
@@ -182,7 +118,8 @@ def products(b: Bench) -> None:
         ) -> None:
             vit_kernels.linear_norm_backward[(T // rows,)](
                 described(d[i], [rows, 64]), described(w[i], [64, D]), b.narrow[0][i], b.narrow[1][i], b.stats[0],
-                b.stats[1], b.vector[i], b.narrow[2][i], b.part[i], 0, b.part.shape[2], K=d[i].shape[1], **more,
+                b.stats[1], b.vector[i], b.narrow[2][i], b.part[i], 0, b.part.shape[2], b.narrow[0][i],
+                b.narrow[2][i], 1.0, K=d[i].shape[1], **more,
             )  # fmt: skip
 
         b(f"linear_add_norm K=1024, {shape}", lambda i, f=add_norm: f(i, b.wide[0], b.w2))
@@ -195,29 +132,34 @@ def activations(b: Bench) -> None:
     width = b.part.shape[2]
     b(
         "gelu",
-        lambda i: vit_kernels.gelu[(T * F // 4096,)](b.wide[0][i], b.wide[1][i], BLOCK=4096, num_warps=8),
+        lambda i: vit_kernels.gelu[(T * F // 4096,)](
+            b.wide[0][i], b.wide[1][i], b.wide[0][i], 1.0, DROP=False, BLOCK=4096, num_warps=8
+        ),
     )
-    for rows, cols, warps in ((64, 64, 4), (32, 128, 4), (32, 128, 8), (64, 128, 4), (128, 64, 4)):
+    shapes = [(128, 128, 8, 3), (128, 128, 8, 2), (64, 256, 8, 3), (64, 128, 4, 4), (128, 256, 8, 3)]
+    for rows, cols, warps, stages in shapes:
+        shape = f"{rows}×{cols}, {warps} warps, {stages} stages"
+        grid = (T // rows * (F // cols),)
+        tiles: dict[str, Any] = {"K": D, "F": F, "BM": rows, "BN": cols, "BK": 64, "num_warps": warps}
+        tiles["num_stages"] = stages
         b(
-            f"gelu_backward, {rows}×{cols}, {warps} warps",
-            lambda i, r=rows, c=cols, w=warps: vit_kernels.gelu_backward[(T // r, F // c)](
-                b.wide[0][i], b.wide[1][i], b.wide[2][i], b.part[i], 0, width, F=F, BC=c, BM=r, num_warps=w
+            f"linear_gelu, {shape}",
+            lambda i, g=grid, r=rows, c=cols, t=tiles: vit_kernels.linear_gelu[g](
+                described(b.narrow[0][i], [r, 64]), described(b.w1[i], [c, 64]), b.long[i], b.wide[1][i], **t
             ),
         )
-    for rows, cols, warps in ((128, 128, 8), (128, 256, 8), (64, 128, 4)):
-        tiles: dict[str, Any] = {"K": D, "F": F, "BM": rows, "BN": cols, "BK": 64, "num_warps": warps}
         b(
-            f"linear_gelu (lost), {rows}×{cols}, {warps} warps",
-            lambda i, r=rows, c=cols, t=tiles: linear_gelu[(T // r, F // c)](
+            f"linear_gelu_slope, {shape}",
+            lambda i, g=grid, r=rows, c=cols, t=tiles: linear_gelu_slope[g](
                 described(b.narrow[0][i], [r, 64]), described(b.w1[i], [c, 64]), b.long[i], b.wide[0][i],
-                b.wide[1][i], num_stages=3, **t,
+                b.wide[1][i], **t,
             ),
         )  # fmt: skip
         b(
-            f"linear_gelu_backward (lost), {rows}×{cols}, {warps} warps",
-            lambda i, r=rows, c=cols, t=tiles: linear_gelu_backward[(T // r, F // c)](
+            f"linear_scale_backward, {shape}",
+            lambda i, g=grid, r=rows, c=cols, t=tiles: vit_kernels.linear_scale_backward[g](
                 described(b.narrow[0][i], [r, 64]), described(b.w2[i], [64, c]), b.wide[0][i], b.wide[1][i],
-                b.part[i], 0, width, num_stages=3, **t,
+                b.part[i], 0, width, L=TOKENS, **t,
             ),
         )  # fmt: skip
 
@@ -258,33 +200,23 @@ def weight_gradients(b: Bench) -> None:
         f"{side}{j}": n for j, pair in enumerate(shapes) for side, n in zip("OI", pair, strict=True)
     }
 
-    def launch(i: int, kernel: Any, wrap: bool, cols: int, depth: int, warps: int, stages: int) -> None:
+    def launch(i: int, cols: int, warps: int, stages: int, programs: int) -> None:
         tiles = sum(o // 128 * (n // cols) for o, n in shapes)
-        slices = max(1, 264 // tiles)
+        slices = max(1, programs // tiles)
         part = torch.empty(slices, total, device="cuda")
-        tensors: list[Any] = [t for pair in pairs(i) for t in pair]
-        if wrap:
-            blocks = [[depth, 128], [depth, cols]] * 4
-            tensors = [described(t, block) for t, block in zip(tensors, blocks, strict=True)]
-        kernel[(tiles * slices,)](
-            *tensors, part, T, -(-(T // depth) // slices), total, BM=128, BN=cols, BK=depth, num_warps=warps,
-            num_stages=stages, **sizes,
+        blocks = [[64, 128], [64, cols]] * 4
+        tensors = [t for pair in pairs(i) for t in pair]
+        vit_kernels.weight_gradients[(tiles * slices,)](
+            *(described(t, block) for t, block in zip(tensors, blocks, strict=True)), part, T,
+            -(-(T // 64) // slices), total, BM=128, BN=cols, BK=64, num_warps=warps, num_stages=stages, **sizes,
         )  # fmt: skip
 
-    for cols, depth, warps, stages in (
-        (128, 64, 8, 3),
-        (128, 64, 4, 3),
-        (128, 32, 4, 5),
-        (256, 64, 8, 3),
-        (128, 64, 8, 4),
-    ):
-        shape = f"128×{cols}×{depth}, {warps} warps, {stages} stages"
-        for name, kernel, wrap in (
-            ("weight_gradients", vit_kernels.weight_gradients, False),
-            ("described_weight_gradients", described_weight_gradients, True),
-        ):
-            choice = (kernel, wrap, cols, depth, warps, stages)
-            b(f"{name} alone, {shape}", lambda i, c=choice: launch(i, *c))
+    for choice in ((128, 8, 3, 264), (128, 4, 3, 264), (128, 8, 4, 132), (256, 8, 3, 132), (256, 8, 4, 132)):
+        cols, warps, stages, programs = choice
+        b(
+            f"weight_gradients alone, 128×{cols}, {warps} warps, {stages} stages, {programs} programs",
+            lambda i, c=choice: launch(i, *c),
+        )
 
 
 def main() -> None:
