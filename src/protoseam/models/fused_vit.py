@@ -82,11 +82,12 @@ def _linear_add_norm(
     out = torch.empty(T // _TOKENS if pool else T, D, device=a.device, dtype=a.dtype)
     stats = torch.empty(2, T, device=a.device)
     # among many images two at a time read the weights half as often
-    rows = _rows(T) if many and not pool else _TOKENS
+    width = _power_of_two(D)
+    rows = _rows(T) if many and not pool and width <= 256 else _TOKENS
     kernels.linear_add_norm[(T // rows,)](
-        _described(a, [rows, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
+        _described(a, [rows, 64]), _described(weight, [width, 64]), bias, x, *norm, total, out, stats[0],
         stats[1], eps, *drop.arguments(x), K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool,
-        DROP=drop.mask is not None, BM=rows, BK=64, num_warps=8, num_stages=_stages(a),
+        DROP=drop.mask is not None, BM=rows, BD=width, BK=64, num_warps=_warps(width), num_stages=_stages(a, width),
     )  # fmt: skip
     return total, out, stats
 
@@ -110,10 +111,11 @@ def _linear_norm_backward(
     dx = torch.empty_like(x)
     dropped = dx if drop.mask is None else torch.empty_like(x)
     mask, scale = drop.arguments(x)
+    width = _power_of_two(D)
     kernels.linear_norm_backward[(T // _TOKENS,)](
-        _described(d, [_TOKENS, 64]), _described(weight, [64, D]), dres, x, stats[0], stats[1], gamma, dx, part,
-        slot, part.shape[1], mask, dropped, scale, K=K, D=D, DROP=drop.mask is not None, BM=_TOKENS, BK=64,
-        num_warps=8, num_stages=_stages(d),
+        _described(d, [_TOKENS, 64]), _described(weight, [64, width]), dres, x, stats[0], stats[1], gamma, dx, part,
+        slot, part.shape[1], mask, dropped, scale, K=K, D=D, DROP=drop.mask is not None, BM=_TOKENS,
+        BD=width, BK=64, num_warps=_warps(width), num_stages=_stages(d, width),
     )  # fmt: skip
     return dx, dropped
 
@@ -156,13 +158,24 @@ def _linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tenso
     return dh
 
 
-def _stages(t: Tensor) -> int:
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _warps(width: int) -> int:
+    return 8 if width <= 256 else 16
+
+
+def _stages(t: Tensor, width: int) -> int:
     """Of a product with a norm behind it: as many as fit, for it is one program a multiprocessor.
 
-    Four take 160 KiB on a data-centre card; a consumer's of the latest generation has 99.
+    One takes 40 KiB for a width of 256 and 72 for 512. A data-centre card has 227; a consumer's of the latest
+    generation 99, and needs one less, for it keeps one of them elsewhere. Older ones take no more for more stages.
     """
+    most = 4 if width <= 256 else 3
     memory = getattr(torch.cuda.get_device_properties(t.device), "shared_memory_per_block_optin", 0)
-    return 4 if memory >= 160 * 1024 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
+    enough = memory >= 220 * 1024 or torch.cuda.get_device_capability(t.device) < (9, 0)
+    return most if enough else most - 1
 
 
 def _described(t: Tensor, block: list[int]) -> Any:
@@ -261,7 +274,7 @@ class _Trunk(torch.autograd.Function):
         kept, scale = drop[-1].arguments(last)
         kernels.pooled_norm_backward[(T // _ROWS,)](
             dpooled.contiguous(), last, stats[0], stats[1], gamma, dy, final, kept, dyd, scale,
-            TOKENS=_TOKENS, D=D, DROP=mask is not None, BM=_ROWS, num_warps=4,
+            TOKENS=_TOKENS, D=D, DROP=mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=4,
         )  # fmt: skip
         weights: list[list[Tensor]] = [[]] * depth
         for i in reversed(range(depth)):
@@ -306,7 +319,7 @@ class FusedViT:
     def supports(model: VisionTransformer, shape: tuple[int, ...]) -> bool:
         """Linear patches, 64 tokens averaged, one rate of dropout, and widths that fill the tiles.
 
-        D is 128 or 256, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
+        D is 128, 256, 384 or 512, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
         """
         if not isinstance(model.stem, PatchStem) or model.pool != "mean" or len(model.blocks) == 0:
             return False
@@ -319,7 +332,7 @@ class FusedViT:
         assert isinstance(block.mlp[0], nn.Linear)
         return (
             tokens == model.positions.shape[1] == _TOKENS
-            and width in (128, 256)
+            and width in (128, 256, 384, 512)
             and width // block.attention.heads in (16, 32, 64)
             and block.mlp[0].out_features % _TILE == 0
             and model.stem.proj.in_features % 8 == 0

@@ -17,117 +17,147 @@ import triton.language as tl
 
 
 @triton.jit
+def _get(p, at, inside, FULL: tl.constexpr):
+    """Rows whose width is no power of two are read with zeros behind them."""
+    if FULL:
+        v = tl.load(p + at)
+    else:
+        v = tl.load(p + at, mask=inside, other=0)
+    return v
+
+
+@triton.jit
+def _put(p, at, v, inside, FULL: tl.constexpr):
+    if FULL:
+        tl.store(p + at, v)
+    else:
+        tl.store(p + at, v, mask=inside)
+
+
+@triton.jit
 def linear_add_norm(
     a_desc, w_desc, bias, x, gamma, beta, total, out, mean, rstd, eps, mask, scale,
     K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr,
+    BD: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows; mean and 1/σ a row.
 
     a (T, K) and w (D, K) come as descriptors, which read zeros past K. XROWS > 0: x has that many rows and
     repeats, as learned positions do. DROP: of mask·scale times what is added to x, or with such an x times the sum.
     """
+    FULL: tl.constexpr = BD == D
     first = tl.program_id(0) * BM
     rows = first + tl.arange(0, BM)
-    cols = tl.arange(0, D)
+    cols = tl.arange(0, BD)
+    inside = cols < D
+    wide = inside[None, :]
     at = rows[:, None] * D + cols[None, :]
     # under way while the product is taken
     if XROWS > 0:
-        residual = tl.load(x + (rows % XROWS)[:, None] * D + cols[None, :])
+        residual = _get(x, (rows % XROWS)[:, None] * D + cols[None, :], wide, FULL)
     else:
-        residual = tl.load(x + at)
+        residual = _get(x, at, wide, FULL)
     if DROP:
-        kept = tl.load(mask + at)
-    acc = tl.zeros((BM, D), tl.float32)
+        kept = _get(mask, at, wide, FULL)
+    acc = tl.zeros((BM, BD), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(a_desc.load([first, k]), w_desc.load([0, k]).T, acc)
-    acc += tl.load(bias + cols).to(tl.float32)[None, :]
+    acc += _get(bias, cols, inside, FULL).to(tl.float32)[None, :]
     if DROP and XROWS == 0:
         acc *= kept.to(tl.float32) * scale
     acc += residual.to(tl.float32)
     if DROP and XROWS > 0:
         acc *= kept.to(tl.float32) * scale
     rounded = acc.to(tl.bfloat16)
-    tl.store(total + at, rounded)
+    _put(total, at, rounded, wide, FULL)
     v = rounded.to(tl.float32)
     m = tl.sum(v, 1) / D
     c = v - m[:, None]
+    if not FULL:
+        c = tl.where(wide, c, 0.0)
     s = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps)
     tl.store(mean + rows, m)
     tl.store(rstd + rows, s)
     n = c * s[:, None]
-    gv = tl.load(gamma + cols).to(tl.float32)
-    bv = tl.load(beta + cols).to(tl.float32)
+    gv = _get(gamma, cols, inside, FULL).to(tl.float32)
+    bv = _get(beta, cols, inside, FULL).to(tl.float32)
     if POOL:
-        tl.store(out + tl.program_id(0) * D + cols, (tl.sum(n, 0) / BM * gv + bv).to(tl.bfloat16))
+        _put(out, tl.program_id(0) * D + cols, (tl.sum(n, 0) / BM * gv + bv).to(tl.bfloat16), inside, FULL)
     else:
-        tl.store(out + at, (n * gv[None, :] + bv[None, :]).to(tl.bfloat16))
+        _put(out, at, (n * gv[None, :] + bv[None, :]).to(tl.bfloat16), wide, FULL)
 
 
 @triton.jit
 def pooled_norm_backward(
     dn, x, mean, rstd, gamma, dx, part, mask, dropped, scale,
-    TOKENS: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
+    TOKENS: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """dx = LayerNorm'(dn), with dn the gradient of a mean over TOKENS rows, and its sums over BM rows.
 
     The sums are dγ, dβ and the gradient of the bias before the norm. DROP: dropped = dx·mask·scale, and that bias's
     gradient is its sum.
     """
+    FULL: tl.constexpr = BD == D
     pid = tl.program_id(0)
-    cols = tl.arange(0, D)
+    cols = tl.arange(0, BD)
+    inside = cols < D
+    wide = inside[None, :]
     rows = pid * BM + tl.arange(0, BM)
     at = rows[:, None] * D + cols[None, :]
-    v = tl.load(x + at).to(tl.float32)
-    d = tl.load(dn + (rows // TOKENS)[:, None] * D + cols[None, :]).to(tl.float32) * (1.0 / TOKENS)
+    v = _get(x, at, wide, FULL).to(tl.float32)
+    d = _get(dn, (rows // TOKENS)[:, None] * D + cols[None, :], wide, FULL).to(tl.float32) * (1.0 / TOKENS)
     sv = tl.load(rstd + rows)
     n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
-    w = d * tl.load(gamma + cols).to(tl.float32)[None, :]
+    w = d * _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
     rounded = r.to(tl.bfloat16)
-    tl.store(dx + at, rounded)
+    _put(dx, at, rounded, wide, FULL)
     if DROP:
-        rounded = (rounded.to(tl.float32) * tl.load(mask + at).to(tl.float32) * scale).to(tl.bfloat16)
-        tl.store(dropped + at, rounded)
-    base = part + pid * 3 * D + cols
-    tl.store(base, tl.sum(d * n, 0))
-    tl.store(base + D, tl.sum(d, 0))
-    tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
+        kept = _get(mask, at, wide, FULL).to(tl.float32)
+        rounded = (rounded.to(tl.float32) * kept * scale).to(tl.bfloat16)
+        _put(dropped, at, rounded, wide, FULL)
+    base = part + pid * 3 * D
+    _put(base, cols, tl.sum(d * n, 0), inside, FULL)
+    _put(base + D, cols, tl.sum(d, 0), inside, FULL)
+    _put(base + 2 * D, cols, tl.sum(rounded.to(tl.float32), 0), inside, FULL)
 
 
 @triton.jit
 def linear_norm_backward(
     d_desc, w_desc, dres, x, mean, rstd, gamma, dx, part, slot, width, mask, dropped, scale,
-    K: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dx = dres + LayerNorm'(d·w) and its sums over BM rows, as above: d (T, K), w (K, D)."""
+    FULL: tl.constexpr = BD == D
     pid = tl.program_id(0)
     first = pid * BM
-    cols = tl.arange(0, D)
+    cols = tl.arange(0, BD)
+    inside = cols < D
+    wide = inside[None, :]
     rows = first + tl.arange(0, BM)
     at = rows[:, None] * D + cols[None, :]
     # under way while the product is taken
-    early = tl.load(x + at)
-    residual = tl.load(dres + at)
+    early = _get(x, at, wide, FULL)
+    residual = _get(dres, at, wide, FULL)
     if DROP:
-        kept = tl.load(mask + at)
-    acc = tl.zeros((BM, D), tl.float32)
+        kept = _get(mask, at, wide, FULL)
+    acc = tl.zeros((BM, BD), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
     v = early.to(tl.float32)
     sv = tl.load(rstd + rows)
     n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
-    base = part + pid * width + slot + cols
-    tl.store(base, tl.sum(acc * n, 0))
-    tl.store(base + D, tl.sum(acc, 0))
-    w = acc * tl.load(gamma + cols).to(tl.float32)[None, :]
+    base = part + pid * width + slot
+    _put(base, cols, tl.sum(acc * n, 0), inside, FULL)
+    _put(base + D, cols, tl.sum(acc, 0), inside, FULL)
+    w = acc * _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
     rounded = (r + residual.to(tl.float32)).to(tl.bfloat16)
-    tl.store(dx + at, rounded)
+    _put(dx, at, rounded, wide, FULL)
     if DROP:
         rounded = (rounded.to(tl.float32) * kept.to(tl.float32) * scale).to(tl.bfloat16)
-        tl.store(dropped + at, rounded)
-    tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
+        _put(dropped, at, rounded, wide, FULL)
+    _put(base + 2 * D, cols, tl.sum(rounded.to(tl.float32), 0), inside, FULL)
 
 
 @triton.jit
