@@ -317,14 +317,13 @@ class FusedViT:
 
     @staticmethod
     def supports(model: VisionTransformer, shape: tuple[int, ...]) -> bool:
-        """Linear patches, 64 tokens averaged, one rate of dropout, and widths that fill the tiles.
+        """Linear patches, 64 tokens averaged, whole blocks, and widths that fill the tiles.
 
         D is 128, 256, 384 or 512, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
         """
         if not isinstance(model.stem, PatchStem) or model.pool != "mean" or len(model.blocks) == 0:
             return False
-        rates = {m.p for m in model.modules() if isinstance(m, nn.Dropout)}
-        if len(rates) != 1 or any(getattr(block, "drop_path", 0.0) > 0 for block in model.blocks):
+        if any(getattr(block, "drop_path", 0.0) > 0 for block in model.blocks):
             return False
         tokens = (shape[1] // model.stem.patch) * (shape[2] // model.stem.patch)
         width, block = model.positions.shape[2], model.blocks[0]
@@ -343,13 +342,23 @@ class FusedViT:
         low = x.dtype == model.positions.dtype == torch.bfloat16
         # row offsets are 32-bit
         fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()) < 2**31
-        drop = model.drop.p if model.training else 0.0
-        if not (low and fits) or x.requires_grad or (drop > 0 and not torch.is_grad_enabled()):
+        rates = self._rates()
+        if not (low and fits) or x.requires_grad or len(rates) > 1 or 1.0 in rates:
             return model.plain_features(x)
+        (drop,) = rates
         with torch.cuda.device_of(x):  # Triton launches on the current device, torch on the tensor's
-            if torch.is_grad_enabled():
+            # with dropout in the same way whether or not there is a graph, for the same draws
+            if torch.is_grad_enabled() or drop > 0:
                 return self._features(x, True, drop)
             return torch.cat([self._features(part, False, 0.0) for part in x.split(_SWEPT)])
+
+    def _rates(self) -> set[float]:
+        """Of dropout, as it is now; each of the layers may have been told its own."""
+        model: Any = self.model
+        layers = [model.drop]
+        for block in model.blocks:
+            layers += [block.attention.drop, block.mlp[2], block.mlp[4]]
+        return {layer.p if layer.training else 0.0 for layer in layers}
 
     def _features(self, x: Tensor, keep: bool, drop: float) -> Tensor:
         model = self.model

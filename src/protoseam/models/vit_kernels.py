@@ -136,15 +136,18 @@ def linear_norm_backward(
     wide = inside[None, :]
     rows = first + tl.arange(0, BM)
     at = rows[:, None] * D + cols[None, :]
-    # under way while the product is taken
-    early = _get(x, at, wide, FULL)
-    residual = _get(dres, at, wide, FULL)
-    if DROP:
-        kept = _get(mask, at, wide, FULL)
+    EARLY: tl.constexpr = BD <= 256  # under way while the product is taken, if there are registers for it
+    if EARLY:
+        before = _get(x, at, wide, FULL)
+        residual = _get(dres, at, wide, FULL)
+        if DROP:
+            kept = _get(mask, at, wide, FULL)
     acc = tl.zeros((BM, BD), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
-    v = early.to(tl.float32)
+    if not EARLY:
+        before = _get(x, at, wide, FULL)
+    v = before.to(tl.float32)
     sv = tl.load(rstd + rows)
     n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
     base = part + pid * width + slot
@@ -152,6 +155,10 @@ def linear_norm_backward(
     _put(base + D, cols, tl.sum(acc, 0), inside, FULL)
     w = acc * _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
+    if not EARLY:
+        residual = _get(dres, at, wide, FULL)
+        if DROP:
+            kept = _get(mask, at, wide, FULL)
     rounded = (r + residual.to(tl.float32)).to(tl.bfloat16)
     _put(dx, at, rounded, wide, FULL)
     if DROP:
