@@ -27,7 +27,8 @@ except ImportError:  # no Triton on this machine: `supports` still answers
 __all__ = ["FusedViT"]
 
 _TOKENS = 64  # of an image: one tile of rows
-_ROWS = 16  # that a partial sum of the last norm's backward covers
+_ROWS = 16  # at a time, where a norm stands alone
+_FUSED = 256  # widest rows whose norm a product finishes
 _TILE = 128  # rows of a weight gradient's tile, and of the MLP's backward
 _TILE_COLUMNS = 128
 _PROGRAMS = 264  # at most, for the weight gradients: two for each multiprocessor of an H200
@@ -79,15 +80,22 @@ def _linear_add_norm(
     """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ."""
     (T, K), D = a.shape, weight.shape[0]
     total = torch.empty(T, D, device=a.device, dtype=a.dtype)
-    out = torch.empty(T // _TOKENS if pool else T, D, device=a.device, dtype=a.dtype)
+    out = torch.empty(T // _TOKENS if pool and D <= _FUSED else T, D, device=a.device, dtype=a.dtype)
     stats = torch.empty(2, T, device=a.device)
+    mask, scale = drop.arguments(x)
+    dropping = drop.mask is not None
+    if D > _FUSED:
+        kernels.add_norm[(T // _ROWS,)](
+            torch.mm(a, weight.t()), bias, x, *norm, total, out, stats[0], stats[1], eps, mask, scale,
+            D=D, XROWS=_TOKENS if repeats else 0, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+        )  # fmt: skip
+        return total, out.view(-1, _TOKENS, D).mean(1) if pool else out, stats
     # among many images two at a time read the weights half as often
-    width = _power_of_two(D)
-    rows = _rows(T) if many and not pool and width <= 256 else _TOKENS
+    rows = _rows(T) if many and not pool else _TOKENS
     kernels.linear_add_norm[(T // rows,)](
-        _described(a, [rows, 64]), _described(weight, [width, 64]), bias, x, *norm, total, out, stats[0],
-        stats[1], eps, *drop.arguments(x), K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool,
-        DROP=drop.mask is not None, BM=rows, BD=width, BK=64, num_warps=_warps(width), num_stages=_stages(a, width),
+        _described(a, [rows, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
+        stats[1], eps, mask, scale, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool,
+        DROP=dropping, BM=rows, BK=64, num_warps=8, num_stages=_stages(a),
     )  # fmt: skip
     return total, out, stats
 
@@ -111,11 +119,17 @@ def _linear_norm_backward(
     dx = torch.empty_like(x)
     dropped = dx if drop.mask is None else torch.empty_like(x)
     mask, scale = drop.arguments(x)
-    width = _power_of_two(D)
+    dropping = drop.mask is not None
+    if D > _FUSED:
+        kernels.norm_backward[(T // _TOKENS,)](
+            torch.mm(d, weight), dres, x, stats[0], stats[1], gamma, dx, part, slot, part.shape[1], mask, dropped,
+            scale, L=_TOKENS, D=D, POOLED=False, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+        )  # fmt: skip
+        return dx, dropped
     kernels.linear_norm_backward[(T // _TOKENS,)](
-        _described(d, [_TOKENS, 64]), _described(weight, [64, width]), dres, x, stats[0], stats[1], gamma, dx, part,
-        slot, part.shape[1], mask, dropped, scale, K=K, D=D, DROP=drop.mask is not None, BM=_TOKENS,
-        BD=width, BK=64, num_warps=_warps(width), num_stages=_stages(d, width),
+        _described(d, [_TOKENS, 64]), _described(weight, [64, D]), dres, x, stats[0], stats[1], gamma, dx, part,
+        slot, part.shape[1], mask, dropped, scale, K=K, D=D, DROP=dropping, BM=_TOKENS, BK=64, num_warps=8,
+        num_stages=_stages(d),
     )  # fmt: skip
     return dx, dropped
 
@@ -162,20 +176,13 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _warps(width: int) -> int:
-    return 8 if width <= 256 else 16
-
-
-def _stages(t: Tensor, width: int) -> int:
+def _stages(t: Tensor) -> int:
     """Of a product with a norm behind it: as many as fit, for it is one program a multiprocessor.
 
-    One takes 40 KiB for a width of 256 and 72 for 512. A data-centre card has 227; a consumer's of the latest
-    generation 99, and needs one less, for it keeps one of them elsewhere. Older ones take no more for more stages.
+    Four take 160 KiB on a data-centre card; a consumer's of the latest generation has 99.
     """
-    most = 4 if width <= 256 else 3
     memory = getattr(torch.cuda.get_device_properties(t.device), "shared_memory_per_block_optin", 0)
-    enough = memory >= 220 * 1024 or torch.cuda.get_device_capability(t.device) < (9, 0)
-    return most if enough else most - 1
+    return 4 if memory >= 160 * 1024 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
 
 
 def _described(t: Tensor, block: list[int]) -> Any:
@@ -267,14 +274,14 @@ class _Trunk(torch.autograd.Function):
         # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; a row an image
         width = 9 * D + F
         part = torch.empty(depth, B, width, device=last.device)
-        final = torch.empty(T // _ROWS, 3 * D, device=last.device)
+        final = torch.empty(B, 3 * D, device=last.device)
         # the gradient of the residual stream, and behind the dropout of what joined it last
         dy = torch.empty_like(last)
         dyd = dy if mask is None else torch.empty_like(last)
         kept, scale = drop[-1].arguments(last)
-        kernels.pooled_norm_backward[(T // _ROWS,)](
-            dpooled.contiguous(), last, stats[0], stats[1], gamma, dy, final, kept, dyd, scale,
-            TOKENS=_TOKENS, D=D, DROP=mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=4,
+        kernels.norm_backward[(B,)](
+            dpooled.contiguous(), last, last, stats[0], stats[1], gamma, dy, final, 0, 3 * D, kept, dyd, scale,
+            L=_TOKENS, D=D, POOLED=True, DROP=mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
         )  # fmt: skip
         weights: list[list[Tensor]] = [[]] * depth
         for i in reversed(range(depth)):

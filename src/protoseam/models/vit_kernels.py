@@ -38,37 +38,70 @@ def _put(p, at, v, inside, FULL: tl.constexpr):
 def linear_add_norm(
     a_desc, w_desc, bias, x, gamma, beta, total, out, mean, rstd, eps, mask, scale,
     K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
-    BD: tl.constexpr, BK: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows; mean and 1/σ a row.
 
     a (T, K) and w (D, K) come as descriptors, which read zeros past K. XROWS > 0: x has that many rows and
     repeats, as learned positions do. DROP: of mask·scale times what is added to x, or with such an x times the sum.
     """
-    FULL: tl.constexpr = BD == D
     first = tl.program_id(0) * BM
     rows = first + tl.arange(0, BM)
-    cols = tl.arange(0, BD)
-    inside = cols < D
-    wide = inside[None, :]
+    cols = tl.arange(0, D)
     at = rows[:, None] * D + cols[None, :]
     # under way while the product is taken
     if XROWS > 0:
-        residual = _get(x, (rows % XROWS)[:, None] * D + cols[None, :], wide, FULL)
+        residual = tl.load(x + (rows % XROWS)[:, None] * D + cols[None, :])
     else:
-        residual = _get(x, at, wide, FULL)
+        residual = tl.load(x + at)
     if DROP:
-        kept = _get(mask, at, wide, FULL)
-    acc = tl.zeros((BM, BD), tl.float32)
+        kept = tl.load(mask + at)
+    acc = tl.zeros((BM, D), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(a_desc.load([first, k]), w_desc.load([0, k]).T, acc)
-    acc += _get(bias, cols, inside, FULL).to(tl.float32)[None, :]
+    acc += tl.load(bias + cols).to(tl.float32)[None, :]
     if DROP and XROWS == 0:
         acc *= kept.to(tl.float32) * scale
     acc += residual.to(tl.float32)
     if DROP and XROWS > 0:
         acc *= kept.to(tl.float32) * scale
     rounded = acc.to(tl.bfloat16)
+    tl.store(total + at, rounded)
+    v = rounded.to(tl.float32)
+    m = tl.sum(v, 1) / D
+    c = v - m[:, None]
+    s = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps)
+    tl.store(mean + rows, m)
+    tl.store(rstd + rows, s)
+    n = c * s[:, None]
+    gv = tl.load(gamma + cols).to(tl.float32)
+    bv = tl.load(beta + cols).to(tl.float32)
+    if POOL:
+        tl.store(out + tl.program_id(0) * D + cols, (tl.sum(n, 0) / BM * gv + bv).to(tl.bfloat16))
+    else:
+        tl.store(out + at, (n * gv[None, :] + bv[None, :]).to(tl.bfloat16))
+
+
+@triton.jit
+def add_norm(
+    product, bias, x, gamma, beta, total, out, mean, rstd, eps, mask, scale,
+    D: tl.constexpr, XROWS: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """`linear_add_norm` without the product, for rows too wide for its tile."""
+    FULL: tl.constexpr = BD == D
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.arange(0, BD)
+    inside = cols < D
+    wide = inside[None, :]
+    at = rows[:, None] * D + cols[None, :]
+    v = _get(product, at, wide, FULL).to(tl.float32) + _get(bias, cols, inside, FULL).to(tl.float32)[None, :]
+    if XROWS > 0:
+        v += _get(x, (rows % XROWS)[:, None] * D + cols[None, :], wide, FULL).to(tl.float32)
+    if DROP:
+        v *= _get(mask, at, wide, FULL).to(tl.float32) * scale
+    if XROWS == 0:
+        v += _get(x, at, wide, FULL).to(tl.float32)
+    rounded = v.to(tl.bfloat16)
     _put(total, at, rounded, wide, FULL)
     v = rounded.to(tl.float32)
     m = tl.sum(v, 1) / D
@@ -78,93 +111,92 @@ def linear_add_norm(
     s = 1.0 / tl.sqrt(tl.sum(c * c, 1) / D + eps)
     tl.store(mean + rows, m)
     tl.store(rstd + rows, s)
-    n = c * s[:, None]
-    gv = _get(gamma, cols, inside, FULL).to(tl.float32)
-    bv = _get(beta, cols, inside, FULL).to(tl.float32)
-    if POOL:
-        _put(out, tl.program_id(0) * D + cols, (tl.sum(n, 0) / BM * gv + bv).to(tl.bfloat16), inside, FULL)
-    else:
-        _put(out, at, (n * gv[None, :] + bv[None, :]).to(tl.bfloat16), wide, FULL)
+    gv = _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
+    bv = _get(beta, cols, inside, FULL).to(tl.float32)[None, :]
+    _put(out, at, (c * s[:, None] * gv + bv).to(tl.bfloat16), wide, FULL)
 
 
 @triton.jit
-def pooled_norm_backward(
-    dn, x, mean, rstd, gamma, dx, part, mask, dropped, scale,
-    TOKENS: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
+def norm_backward(
+    dn, dres, x, mean, rstd, gamma, dx, part, slot, width, mask, dropped, scale,
+    L: tl.constexpr, D: tl.constexpr, POOLED: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dx = LayerNorm'(dn), with dn the gradient of a mean over TOKENS rows, and its sums over BM rows.
+    """dx = LayerNorm'(dn) + dres, an image of L rows a program; POOLED: dn is the gradient of their mean, and no dres.
 
-    The sums are dγ, dβ and the gradient of the bias before the norm. DROP: dropped = dx·mask·scale, and that bias's
-    gradient is its sum.
+    The image's sums are dγ, dβ and the gradient of the bias before the norm. DROP: dropped = dx·mask·scale, and that
+    bias's gradient is its sum.
     """
     FULL: tl.constexpr = BD == D
     pid = tl.program_id(0)
     cols = tl.arange(0, BD)
     inside = cols < D
     wide = inside[None, :]
-    rows = pid * BM + tl.arange(0, BM)
-    at = rows[:, None] * D + cols[None, :]
-    v = _get(x, at, wide, FULL).to(tl.float32)
-    d = _get(dn, (rows // TOKENS)[:, None] * D + cols[None, :], wide, FULL).to(tl.float32) * (1.0 / TOKENS)
-    sv = tl.load(rstd + rows)
-    n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
-    w = d * _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
-    r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
-    rounded = r.to(tl.bfloat16)
-    _put(dx, at, rounded, wide, FULL)
-    if DROP:
-        kept = _get(mask, at, wide, FULL).to(tl.float32)
-        rounded = (rounded.to(tl.float32) * kept * scale).to(tl.bfloat16)
-        _put(dropped, at, rounded, wide, FULL)
-    base = part + pid * 3 * D
-    _put(base, cols, tl.sum(d * n, 0), inside, FULL)
-    _put(base + D, cols, tl.sum(d, 0), inside, FULL)
-    _put(base + 2 * D, cols, tl.sum(rounded.to(tl.float32), 0), inside, FULL)
+    gv = _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
+    s0 = tl.zeros((BD,), tl.float32)
+    s1 = tl.zeros((BD,), tl.float32)
+    s2 = tl.zeros((BD,), tl.float32)
+    for i in range(0, L, BM):
+        rows = pid * L + i + tl.arange(0, BM)
+        at = rows[:, None] * D + cols[None, :]
+        v = _get(x, at, wide, FULL).to(tl.float32)
+        if POOLED:
+            d = _get(dn, (rows // L)[:, None] * D + cols[None, :], wide, FULL).to(tl.float32) * (1.0 / L)
+        else:
+            d = _get(dn, at, wide, FULL).to(tl.float32)
+        sv = tl.load(rstd + rows)
+        n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
+        w = d * gv
+        r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
+        if not POOLED:
+            r += _get(dres, at, wide, FULL).to(tl.float32)
+        rounded = r.to(tl.bfloat16)
+        _put(dx, at, rounded, wide, FULL)
+        if DROP:
+            kept = _get(mask, at, wide, FULL).to(tl.float32)
+            rounded = (rounded.to(tl.float32) * kept * scale).to(tl.bfloat16)
+            _put(dropped, at, rounded, wide, FULL)
+        s0 += tl.sum(d * n, 0)
+        s1 += tl.sum(d, 0)
+        s2 += tl.sum(rounded.to(tl.float32), 0)
+    base = part + pid * width + slot
+    _put(base, cols, s0, inside, FULL)
+    _put(base + D, cols, s1, inside, FULL)
+    _put(base + 2 * D, cols, s2, inside, FULL)
 
 
 @triton.jit
 def linear_norm_backward(
     d_desc, w_desc, dres, x, mean, rstd, gamma, dx, part, slot, width, mask, dropped, scale,
-    K: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
+    K: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dx = dres + LayerNorm'(d·w) and its sums over BM rows, as above: d (T, K), w (K, D)."""
-    FULL: tl.constexpr = BD == D
     pid = tl.program_id(0)
     first = pid * BM
-    cols = tl.arange(0, BD)
-    inside = cols < D
-    wide = inside[None, :]
+    cols = tl.arange(0, D)
     rows = first + tl.arange(0, BM)
     at = rows[:, None] * D + cols[None, :]
-    EARLY: tl.constexpr = BD <= 256  # under way while the product is taken, if there are registers for it
-    if EARLY:
-        before = _get(x, at, wide, FULL)
-        residual = _get(dres, at, wide, FULL)
-        if DROP:
-            kept = _get(mask, at, wide, FULL)
-    acc = tl.zeros((BM, BD), tl.float32)
+    # under way while the product is taken
+    early = tl.load(x + at)
+    residual = tl.load(dres + at)
+    if DROP:
+        kept = tl.load(mask + at)
+    acc = tl.zeros((BM, D), tl.float32)
     for k in range(0, K, BK):
         acc = tl.dot(d_desc.load([first, k]), w_desc.load([k, 0]), acc)
-    if not EARLY:
-        before = _get(x, at, wide, FULL)
-    v = before.to(tl.float32)
+    v = early.to(tl.float32)
     sv = tl.load(rstd + rows)
     n = (v - tl.load(mean + rows)[:, None]) * sv[:, None]
-    base = part + pid * width + slot
-    _put(base, cols, tl.sum(acc * n, 0), inside, FULL)
-    _put(base + D, cols, tl.sum(acc, 0), inside, FULL)
-    w = acc * _get(gamma, cols, inside, FULL).to(tl.float32)[None, :]
+    base = part + pid * width + slot + cols
+    tl.store(base, tl.sum(acc * n, 0))
+    tl.store(base + D, tl.sum(acc, 0))
+    w = acc * tl.load(gamma + cols).to(tl.float32)[None, :]
     r = (w - (tl.sum(w, 1) / D)[:, None] - n * (tl.sum(w * n, 1) / D)[:, None]) * sv[:, None]
-    if not EARLY:
-        residual = _get(dres, at, wide, FULL)
-        if DROP:
-            kept = _get(mask, at, wide, FULL)
     rounded = (r + residual.to(tl.float32)).to(tl.bfloat16)
-    _put(dx, at, rounded, wide, FULL)
+    tl.store(dx + at, rounded)
     if DROP:
         rounded = (rounded.to(tl.float32) * kept.to(tl.float32) * scale).to(tl.bfloat16)
-        _put(dropped, at, rounded, wide, FULL)
-    _put(base + 2 * D, cols, tl.sum(rounded.to(tl.float32), 0), inside, FULL)
+        tl.store(dropped + at, rounded)
+    tl.store(base + 2 * D, tl.sum(rounded.to(tl.float32), 0))
 
 
 @triton.jit
