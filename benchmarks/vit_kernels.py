@@ -101,7 +101,7 @@ def products(b: Bench) -> None:
     b("dx1·wo by cuBLAS", lambda i: torch.mm(b.narrow[0][i], b.wo[i]))
     for rows, warps, stages in ((64, 8, 3), (64, 8, 4), (64, 8, 5), (64, 4, 4), (128, 8, 3), (128, 8, 4)):
         shape = f"{rows} rows, {warps} warps, {stages} stages"
-        more: dict[str, Any] = {"D": D, "DROP": False, "BM": rows, "BD": D, "BK": 64}
+        more: dict[str, Any] = {"D": D, "DROP": False, "BM": rows, "BK": 64}
         more |= {"num_warps": warps, "num_stages": stages}
 
         def add_norm(
