@@ -30,8 +30,6 @@ _TOKENS = 64  # of an image: one tile of rows
 _ROWS = 16  # at a time, where a norm stands alone
 _FUSED = 256  # widest rows whose norm a product finishes
 _TILE = 128  # rows of a weight gradient's tile, and of the MLP's backward
-_TILE_COLUMNS = 128
-_PROGRAMS = 264  # at most, for the weight gradients: two for each multiprocessor of an H200
 _SWEPT = 2048  # images at a time without gradients: many enough that launching is not what takes the time
 _BLOCK_PARAMETERS = 12  # in the order of `_parameters`
 _BLOCK_SAVED = 10  # activations of a block that its backward needs
@@ -167,7 +165,7 @@ def _linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tenso
     rows = _rows(T)
     kernels.linear_scale_backward[(T // rows * (F // 128),)](
         _described(d, [rows, 64]), _described(weight, [64, 128]), slope, dh, part, slot, part.shape[1],
-        K=K, F=F, L=_TOKENS, BM=rows, BN=128, BK=64, num_warps=8, num_stages=3,
+        K=K, F=F, L=_TOKENS, BM=rows, BN=128, BK=64, num_warps=4, num_stages=3,
     )  # fmt: skip
     return dh
 
@@ -176,13 +174,31 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def _shared_memory(t: Tensor) -> int:
+    """KiB that a program may have on the tensor's device."""
+    properties = torch.cuda.get_device_properties(t.device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0)) // 1024
+
+
 def _stages(t: Tensor) -> int:
     """Of a product with a norm behind it: as many as fit, for it is one program a multiprocessor.
 
     Four take 160 KiB on a data-centre card; a consumer's of the latest generation has 99.
     """
-    memory = getattr(torch.cuda.get_device_properties(t.device), "shared_memory_per_block_optin", 0)
-    return 4 if memory >= 160 * 1024 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
+    return 4 if _shared_memory(t) >= 160 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
+
+
+class _Tiling(NamedTuple):
+    columns: int  # of a tile
+    stages: int
+    programs: int  # at most
+
+
+def _gradient_tiling(t: Tensor, widths: list[int]) -> _Tiling:
+    """Of the weight gradients: large tiles, one to a multiprocessor of an H200, where they fit; else two."""
+    if _shared_memory(t) >= 200 and all(width % 256 == 0 for width in widths):
+        return _Tiling(256, 4, 132)
+    return _Tiling(128, 3, 264)
 
 
 def _described(t: Tensor, block: list[int]) -> Any:
@@ -194,17 +210,14 @@ def _weight_gradients(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     T = pairs[0][0].shape[0]
     shapes = [(d.shape[1], x.shape[1]) for d, x in pairs]
     sizes = [o * i for o, i in shapes]
-    total, tiles = sum(sizes), sum(o // _TILE * (i // _TILE_COLUMNS) for o, i in shapes)
-    slices = max(1, min(T // 64, _PROGRAMS // tiles))
+    columns, stages, programs = _gradient_tiling(pairs[0][0], [i for _, i in shapes])
+    total, tiles = sum(sizes), sum(o // _TILE * (i // columns) for o, i in shapes)
+    slices = max(1, min(T // 64, programs // tiles))
     part = torch.empty(slices, total, device=pairs[0][0].device)
     widths = {f"{side}{j}": n for j, pair in enumerate(shapes) for side, n in zip("OI", pair, strict=True)}
     kernels.weight_gradients[(tiles * slices,)](
-        *(
-            _described(t, [64, columns])
-            for pair in pairs
-            for t, columns in zip(pair, (_TILE, _TILE_COLUMNS), strict=True)
-        ),
-        part, T, -(-(T // 64) // slices), total, **widths, BM=_TILE, BN=_TILE_COLUMNS, BK=64, num_warps=8, num_stages=3,
+        *(_described(t, [64, c]) for pair in pairs for t, c in zip(pair, (_TILE, columns), strict=True)),
+        part, T, -(-(T // 64) // slices), total, **widths, BM=_TILE, BN=columns, BK=64, num_warps=8, num_stages=stages,
     )  # fmt: skip
     out = torch.empty(total, device=part.device, dtype=pairs[0][0].dtype)
     kernels.add_slices[(total // 1024,)](part, out, total, SLICES=slices, BLOCK=1024, num_warps=4)
