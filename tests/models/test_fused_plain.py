@@ -56,7 +56,7 @@ def test_which_residual_networks_are_fused(
         ({"drop_path": 0.1}, (3, 32, 32), False),
         ({"patch": 8}, (3, 32, 32), False),  # 16 tokens
         ({"dim": 512}, (3, 32, 32), True),
-            ({"dim": 640, "heads": 10}, (3, 32, 32), False),
+        ({"dim": 640, "heads": 10}, (3, 32, 32), False),
         ({"heads": 32}, (3, 32, 32), False),  # 8 numbers a head
         ({"mlp": 1000}, (3, 32, 32), False),
         ({"image_size": 16}, (3, 16, 16), False),  # patches of 2×2×3 = 12 numbers
