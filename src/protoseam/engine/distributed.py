@@ -6,7 +6,9 @@ When one is lost, the others end as well, and torchrun (with ``--max-restarts``)
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +66,17 @@ def join(device: torch.device) -> Processes:
         torch.cuda.set_device(device)
     if not dist.is_initialized():  # a process may train one group of runs after another
         _initialise("nccl" if device.type == "cuda" else "gloo")
+        atexit.register(_let_go)
     return Processes(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _let_go() -> None:
+    """Give gloo's thread time to drop the last collective's tensors, for which it needs the interpreter.
+
+    Without one it aborts the process, and torchrun then ends the others, as if the run had failed (seen with torch 2.13
+    where a process ended right after a collective).
+    """
+    time.sleep(0.1)
 
 
 def restarted() -> bool:
