@@ -30,12 +30,32 @@ def test_train_resume_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "already holds a run" in capsys.readouterr().err
 
 
-def test_packed_seeds_and_variants(tmp_path: Path) -> None:
-    command = ["train", *SMALL, "--out", str(tmp_path), "--seeds=[1,2]", "--variants=[baseline,protoseam]"]
-    assert main([*command, "--pack=4"]) == 0
+@pytest.mark.parametrize(
+    "several",
+    [
+        ["--seeds=[1,2]", "--variants=[baseline,protoseam]"],
+        ["--seeds", "1", "2", "--variants", "baseline", "protoseam"],
+        ["--seeds", "1,2", "--variants=baseline,protoseam"],
+    ],
+    ids=["lists", "words", "commas"],
+)
+def test_packed_seeds_and_variants(
+    tmp_path: Path, several: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *several, *SMALL, "--out", str(tmp_path), "--pack=4"]) == 0
     names = ["baseline-1", "baseline-2", "protoseam-1", "protoseam-2"]
     assert sorted(p.name for p in tmp_path.iterdir()) == names
     assert all((tmp_path / name / "summary.json").exists() for name in names)
+    assert main(["train", "--resume", str(tmp_path)]) == 1
+    assert f"the runs in it are {', '.join(names)}" in capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    code = "import sys; from protoseam.cli.main import main; sys.exit(main(['reproduce', 'recipes']))"
+    command = f'"{sys.executable}" -c "{code}" | true; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 141
 
 
 def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
@@ -59,12 +79,21 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
     [
         (["train", "--optim.lrr=1"], "did you mean --optim.lr?"),
         (["train", "--lrr=1"], "did you mean --optim.lr?"),
-        (["train", "--epochs=many"], "epochs"),
+        (["train", "--epochs=many"], "epochs must be a whole number, got many"),
+        (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got autoo"),
         (["train", "--recipe=cifar100-resnet9-protoseam"], "did you mean cifar100-resnet8-protoseam?"),
-        (["train", "--variant=lifted"], "variant"),
-        (["train", "--resume=/nowhere/at/all"], "holds no run"),
+        (["train", "--variant=lifted"], "variant must be baseline or unlifted or protoseam, got lifted"),
+        (["train", "--resume=/nowhere/at/all"], "there is no directory"),
         (["train", "--model=resnet7", "--device=cpu"], "resnet8"),
-        (["eval", "/nowhere/at/all"], "holds no run"),
+        (["eval", "/nowhere/at/all"], "there is no directory"),
+        (["train", "--lift.draws=0"], "lift.draws must be at least 1, got 0"),
+        (["train", "--lift.antithetic=true"], "lift.draws must be even, got 1"),
+        (["train", "--lift.rho_min=20"], "rho_min=20.0 and rho_max=16.0"),
+        (["train", "--lift.alpha=-2"], "lift.alpha must be positive, got -2"),
+        (["train", "--optim.momentum=1.5"], "momentum must lie in [0, 1), got 1.5"),
+        (["train", "--budget_minutes=0"], "more than 0 minutes, got 0"),
+        (["sweep", "--budget-minutes=-1"], "more than 0 minutes, got -1"),
+        (["reproduce", "toy", "--budget-minutes=0"], "more than 0 minutes, got 0"),
         (["trian"], "did you mean 'train'?"),
     ],
 )

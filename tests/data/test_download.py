@@ -314,7 +314,7 @@ def test_a_file_that_is_there_but_different_is_not_overwritten(server: Server, t
 
 def test_a_folder_that_cannot_be_made_says_so(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match="choose another with --root"):
+    with pytest.raises(DataError, match="choose another with PROTOSEAM_DATA"):
         fetch(server, tmp_path / "file" / "sub")
 
 

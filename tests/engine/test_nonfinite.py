@@ -65,12 +65,26 @@ def test_the_update_is_not_applied_and_step_term_and_class_are_named(
 def test_stop_keeps_the_last_good_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, epoch=2, step=0)
     cfg = dataclasses.replace(SMALL, checkpoint_every=100)
-    with pytest.raises(DivergedError, match=r"(?s)epoch 3.*--resume .*saved after epoch 2"):
+    with pytest.raises(
+        DivergedError, match=r"(?s)epoch 3.*state after epoch 2 is kept, and --resume .*same step"
+    ):
         session.train(cfg, tmp_path / "run", quiet=True)
     found = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert found is not None
     assert found[0] == 2
     assert all(t.isfinite().all() for t in found[1]["objective"].values() if t.is_floating_point())
+
+
+def test_packed_runs_are_told_apart_when_one_diverges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, epoch=1, step=0)
+    runs = [(dataclasses.replace(SMALL, seed=seed), tmp_path / f"run-{seed}") for seed in (1, 2)]
+    told = (
+        rf"(?s)^{tmp_path}/run-1: step .*the others stopped, too; go on with:\n.*--resume {tmp_path}/run-2 "
+    )
+    with pytest.raises(DivergedError, match=told):
+        session.train_packed(runs, quiet=True)
 
 
 def test_skip_leaves_the_bad_step_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

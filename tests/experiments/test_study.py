@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,20 +131,20 @@ def test_a_recipe_says_its_command_its_time_and_the_papers_number() -> None:
         assert f"{config.data}-{config.model}-{config.variant}" == name
         assert f"learning rate {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}" in told
         assert f"{config.epochs} epochs" in told
-    assert "9.1 min on one H200" in (RECIPES["cifar100-resnet8-protoseam"].__doc__ or "")
+    assert "4.3 to 9.7 min on one H200" in (RECIPES["cifar100-resnet8-protoseam"].__doc__ or "")
 
 
 def test_the_measured_times_are_those_of_the_committed_runs() -> None:
-    """A family of runs with files has its time in ``recipes.MINUTES``, and that is the files' median."""
+    """A family of runs with files has its time in ``recipes.MINUTES``, and that is the files' range."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for name, row in study.read_study(RESULTS).items():
         if name in dict(table_1(Scope())):
             config = row["config"]
             seconds.setdefault((config["data"], config["model"]), []).append(row["seconds"])
     for family, found in seconds.items():
-        minutes = statistics.median(found) / 60
-        assert MINUTES.get(family) == pytest.approx(minutes, rel=0.2), (
-            f"recipes.MINUTES[{family}] should be {minutes:.1f}, by the files of results/paper"
+        ends = (min(found) / 60, max(found) / 60)
+        assert MINUTES.get(family) == pytest.approx(ends, abs=0.06), (
+            f"recipes.MINUTES[{family}] should be {ends[0]:.1f} to {ends[1]:.1f}, by the files of results/paper"
         )
 
 

@@ -275,10 +275,7 @@ def test_image_folders(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (
-            "--lift.dim=0",
-            "cannot be lifted: a seam needs at least 2 classes and 1 dimension, got num_classes=10, dim=0",
-        ),
+        ("--lift.dim=0", "lift.dim must be at least 1, got 0"),
         ('--model_options={"wdiths": 3}', "'wdiths'): correct model_options"),
     ],
 )

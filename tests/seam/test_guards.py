@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -195,6 +196,38 @@ def test_labels(labels: Tensor, message: str) -> None:
     for sweep in (lifted(init="fsinit").initialize, net.refresh):
         with pytest.raises(ValueError, match=message):
             sweep([(X, labels)])
+
+
+def test_as_many_labels_as_samples() -> None:
+    net = lifted()
+    for x, y in ((X, Y[:1]), (X[:1], Y)):
+        message = f"{len(x)} samples but {len(y)} labels: give one label each"
+        with pytest.raises(ValueError, match=message):
+            net.objective(x, y)
+        for sweep in (net.initialize, net.refresh):
+            with pytest.raises(ValueError, match=message):
+                sweep([(x, y)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"covariance": "exact"}, r"an estimator such as ps.ExactCovariance\(.*got 'exact'"),
+        ({"covariance": ps.ExactCovariance}, "an estimator such as"),
+        ({"schedule": 16}, "a schedule such as .*got 16"),
+        ({"num_classes": "10"}, "num_classes must be a whole number, got '10'"),
+        ({"dim": 2.5}, "dim must be a whole number, got 2.5"),
+        ({"draws": 0}, "draws must be at least 1, got 0"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        ps.lift(network(), **options)
+
+
+def test_only_models_are_lifted() -> None:
+    with pytest.raises(TypeError, match=r"nn.Module\) or two halves .*got 'resnet'"):
+        ps.lift("resnet")  # type: ignore[arg-type]
 
 
 def test_labels_on_an_accelerator_are_checked_without_their_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import warnings
 
@@ -57,13 +58,19 @@ def _dispatch(verb: str, rest: list[str]) -> int:
     warnings.formatwarning = lambda message, *_, **__: f"protoseam {verb}: warning: {message}\n"
     try:
         if hasattr(module, "main"):
-            return int(module.main(rest))
-        parser = argparse.ArgumentParser(prog=f"protoseam {verb}", description=VERBS[verb])
-        module.add_arguments(parser)
-        return int(module.run(parser.parse_args(rest)))
+            status = int(module.main(rest))
+        else:
+            parser = argparse.ArgumentParser(prog=f"protoseam {verb}", description=VERBS[verb])
+            module.add_arguments(parser)
+            status = int(module.run(parser.parse_args(rest)))
+        sys.stdout.flush()  # here, where a pipe that is closed is understood
+        return status
     except ProtoSeamError as error:
         print(f"protoseam {verb}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return 141
     except OSError as error:
         if error.filename is None:
             raise

@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.table_only and not out.is_dir():
         print(
-            f"protoseam reproduce: there is no study in {out}; run it without --table-only", file=sys.stderr
+            f"protoseam reproduce: there is no study in {out.absolute()}; say --out, or run it without --table-only",
+            file=sys.stderr,
         )
         return 2
     sound = args.table_only or _train(args, parts, scope, out)
@@ -119,12 +120,14 @@ def _scope(args: argparse.Namespace) -> Scope:
 
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
     """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
+    from protoseam.cli.options import budget_seconds
     from protoseam.errors import ProtoSeamError
     from protoseam.experiments.reporting import TOY
     from protoseam.experiments.study import run_study
     from protoseam.seam.guards import SeamWarning
 
-    deadline = math.inf if args.budget_minutes is None else time.monotonic() + 60 * args.budget_minutes
+    allowed = budget_seconds(args.budget_minutes)
+    deadline = math.inf if allowed is None else time.monotonic() + allowed
     sound = True
     with warnings.catch_warnings():
         if args.quick:
@@ -184,7 +187,7 @@ def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path) -> None:
                 print(f"{table.caption}\n\n{tables.markdown(table)}")
         absent, uncounted, total = reporting.shortfall(part, runs, scope)
         print(f"{part}: {total - len(absent) - len(uncounted)} of {total} runs are in {out}", end="")
-        print("; start again to go on" if absent else "")
+        print("; the same command without --table-only goes on" if absent else "")
         for name in uncounted:
             print(
                 f"  {name} is of {runs[name]['epochs']} epochs and not counted: move {out / name}.json away to run it"

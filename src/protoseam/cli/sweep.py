@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from protoseam.cli.options import budget_seconds, spare_threads
 from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
@@ -89,13 +90,14 @@ def main(argv: list[str]) -> int:
     for name in ("pack", "heartbeat", "trials"):
         if values[name] is not None and values[name] < 1:
             raise ConfigError(f"--{name} must be at least 1, got {values[name]}")
+    budget = budget_seconds(values["budget_minutes"])
+    spare_threads(config)
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
     if values["report_only"] and not out.is_dir():
         raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or say --out")
     searches = _searches(config, _space(values["space"], config, parser), values, out)
     complete = True
     if not values["report_only"]:
-        budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]
         complete = run_sweep(
             searches, pack=values["pack"], budget_seconds=budget, quiet=values["quiet"], say=_say
         )

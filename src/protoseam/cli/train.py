@@ -12,7 +12,8 @@ from typing import Any, NoReturn, get_args
 
 import jsonargparse
 
-from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, parse_yaml, to_dict
+from protoseam.cli.options import budget_seconds, spare_threads
+from protoseam.engine.config import ConfigError, RunConfig, Variant, described, from_dict, parse_yaml, to_dict
 
 __all__ = ["Parser", "find_recipe", "flatten", "main", "vet_config_files"]
 
@@ -49,6 +50,11 @@ class Parser(jsonargparse.ArgumentParser):
 
 
 def _suggest(message: str, parser: Parser) -> str:
+    wrong = re.match(r'Parser key "([\w.]+)":', message)
+    given = re.search(r"(?:Given|Got) value: (.*)", message)
+    wanted = described(wrong[1]) if wrong else None
+    if wrong and given and wanted:
+        return f"{wrong[1]} must be {wanted}, got {given[1]:.100}"
     known = [action.dest for action in parser._actions]
     for word in re.findall(r"--([\w.]+)|(?:[Kk]ey|[Oo]ption) [\"\']([\w.]+)", message):
         name = word[0] or word[1]
@@ -77,11 +83,9 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         help="runs trained side by side (with --seeds, --variants)",
     )
     parser.add_argument(
-        "--seeds", type=list[int], help="train one run a seed, e.g. '[42,43]', into DIR/VARIANT-SEED"
+        "--seeds", type=list[int], help="train one run a seed, e.g. 42 43, into DIR/VARIANT-SEED"
     )
-    parser.add_argument(
-        "--variants", type=list[str], help="train one run a variant, e.g. '[baseline,protoseam]'"
-    )
+    parser.add_argument("--variants", type=list[str], help="train one run a variant, e.g. baseline protoseam")
     parser.add_argument("--budget_minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
     parser.add_class_arguments(RunConfig, None)
@@ -137,9 +141,9 @@ def main(argv: list[str]) -> int:
 
     vet_config_files(argv)
     parser = build_parser(find_recipe(argv))
-    argv = parser.spelled(argv)
+    argv = _listed(parser.spelled(argv))
     values = parser.parse_args(argv).as_dict()
-    budget = None if values["budget_minutes"] is None else 60 * values["budget_minutes"]
+    budget = budget_seconds(values["budget_minutes"])
     if values["pack"] < 1:
         raise ConfigError(f"--pack must be at least 1, got {values['pack']}")
     if values["resume"] is not None:
@@ -148,6 +152,7 @@ def main(argv: list[str]) -> int:
         _say(summaries, [Path(values["resume"])])
         return 0
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
+    spare_threads(config)
     runs = _expand(config, values)
     pack = values["pack"]
     started = time.monotonic()
@@ -158,6 +163,24 @@ def main(argv: list[str]) -> int:
         summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
         _say(summaries, [out for _, out in group])
     return 0
+
+
+def _listed(argv: list[str]) -> list[str]:
+    """``--seeds 42 43`` and ``--seeds 42,43`` as the list that the parser reads; the same for --variants."""
+    words: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, _, value = word.partition("=")
+        if name not in ("--seeds", "--variants"):
+            words.append(word)
+            continue
+        values = [value] if value else []
+        while not value and rest and not rest[0].startswith("-"):
+            values.append(rest.pop(0))
+        inside = ",".join(values)
+        words.append(f"{name}={inside if inside.startswith('[') else f'[{inside}]'}")
+    return words
 
 
 def _refuse_settings(argv: list[str]) -> None:

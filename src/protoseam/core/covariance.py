@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -64,11 +64,15 @@ class ClassFactors(NamedTuple):
     floor_used: Tensor  # a class, ≥ floor where a factorisation needed more
 
 
+def check_structure(structure: Structure) -> Structure:
+    if structure not in get_args(Structure):
+        raise ValueError(f"structure must be full, diagonal or shared, got {structure!r}")
+    return structure
+
+
 def scatter_shape(num_classes: int, dim: int, structure: Structure) -> tuple[int, ...]:
     shapes = {"full": (num_classes, dim, dim), "diagonal": (num_classes, dim), "shared": (1, dim, dim)}
-    if structure not in shapes:
-        raise ValueError(f"structure must be full, diagonal or shared, got {structure!r}")
-    return shapes[structure]
+    return shapes[check_structure(structure)]
 
 
 def empty_moments(
@@ -76,6 +80,12 @@ def empty_moments(
 ) -> Moments:
     shapes = (num_classes,), (num_classes, dim), scatter_shape(num_classes, dim, structure)
     return Moments(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+
+def check_one_label_each(z_BK: Tensor, y_B: Tensor) -> None:
+    """Broadcasting would make something of other lengths, and nothing sensible."""
+    if len(z_BK) != len(y_B):
+        raise ValueError(f"{len(z_BK)} samples but {len(y_B)} labels: give one label each")
 
 
 def class_moments(
@@ -92,6 +102,7 @@ def class_moments(
     Two passes: means first, then the centred products. With ``reduce`` each process gives its own samples
     and all get the moments of the union. A class without samples has mean and covariance 0.
     """
+    check_one_label_each(z_NK, y_N)
     order_N = y_N.argsort(stable=True)
     z_NK, y_N = z_NK.detach()[order_N].double(), y_N[order_N]
     local_C, bounds = _sizes(y_N, num_classes)

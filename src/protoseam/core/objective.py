@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protoseam.core.covariance import check_one_label_each
 from protoseam.core.devices import cuda_kernels
 from protoseam.core.precision import at_least_float32
 from protoseam.core.sampling import sample
@@ -24,6 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def squared_residuals(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor) -> Tensor:
     """‖N1(x) − s_y‖² a sample, ``(B,)``."""
     # index_select, not [y]: its backward is one index_add instead of a sort
+    check_one_label_each(z_BK, y_B)
     s_BK = at_least_float32(prototypes_CK).index_select(0, y_B)
     return (at_least_float32(z_BK) - s_BK).square().sum(1)
 

@@ -37,6 +37,13 @@ def apply_factors(factors: Tensor, xi_MCK: Tensor) -> Tensor:
     return (factors @ xi_MCK.permute(1, 2, 0)).permute(2, 0, 1)
 
 
+def check_draws(draws: int, antithetic: bool) -> None:
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if antithetic and draws % 2:
+        raise ValueError(f"antithetic draws come in pairs: draws must be even, got {draws}")
+
+
 def sample(
     prototypes_CK: Tensor,
     factors: Tensor,
@@ -51,10 +58,7 @@ def sample(
     ``antithetic`` pairs every ξ with −ξ, which cancels the odd-order Monte-Carlo error; ``draws`` must then
     be even.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    if antithetic and draws % 2:
-        raise ValueError(f"antithetic draws come in pairs: draws must be even, got {draws}")
+    check_draws(draws, antithetic)
     s_CK = at_least_float32(prototypes_CK)
     C, K = s_CK.shape
     with no_autocast(s_CK.device):  # a bf16 product would coarsen every sample

@@ -151,12 +151,12 @@ def _make_room(folder: Path, file: SourceFile) -> None:
     except OSError as error:
         raise DataError(
             f"the folder {folder} cannot be made or used ({error.strerror or error}): choose another with "
-            "--root or PROTOSEAM_DATA"
+            "PROTOSEAM_DATA, or --root of `protoseam data`"
         ) from error
     if file.size and free < file.size:
         raise DataError(
             f"{file.name} needs {file.size:,} bytes but {folder} has {free:,} left: free some space, or choose "
-            "another folder with --root or PROTOSEAM_DATA"
+            "another folder with PROTOSEAM_DATA, or --root of `protoseam data`"
         )
 
 

@@ -183,8 +183,8 @@ def _missing(entry: Entry, root: Path) -> str:
     return (
         f"{entry.name} is not under {root}. Either {'; or '.join(options)}; or run `protoseam data get "
         f"{entry.name}` (load(…, download=True)), which fetches {entry.sources[0].download_size / 1e6:.0f} MB from "
-        f"{entry.sources[0].files[0].url.split('/')[2]}. Files you have elsewhere: set {catalog.ROOT_VARIABLE} or "
-        "--root to their folder."
+        f"{entry.sources[0].files[0].url.split('/')[2]}. Files you have elsewhere: set {catalog.ROOT_VARIABLE} to "
+        "their folder, or give it to the command (data: --root, train and sweep: --data_root, reproduce: --data-root)."
     )
 
 

@@ -147,6 +147,23 @@ class RunConfig:
             raise ConfigError(f"optim.warmup_epochs cannot be negative, got {self.optim.warmup_epochs}")
         if not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
+        if not 0 <= self.optim.momentum < 1:
+            raise ConfigError(f"optim.momentum must lie in [0, 1), got {self.optim.momentum}")
+        if not self.optim.weight_decay >= 0:
+            raise ConfigError(f"optim.weight_decay cannot be negative, got {self.optim.weight_decay}")
+        for name in ("dim", "draws"):
+            if getattr(self.lift, name) < 1:
+                raise ConfigError(f"lift.{name} must be at least 1, got {getattr(self.lift, name)}")
+        if self.lift.antithetic and self.lift.draws % 2:
+            raise ConfigError(
+                f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
+            )
+        if not self.lift.alpha > 0:
+            raise ConfigError(f"lift.alpha must be positive, got {self.lift.alpha}")
+        if not 0 < self.lift.rho_min <= self.lift.rho_max:
+            raise ConfigError(
+                f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"
+            )
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -229,6 +246,14 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     return isinstance(value, hint)
+
+
+def described(name: str) -> str | None:
+    """What the setting of that (dotted) name must be, in words; None if there is no such setting."""
+    part, _, last = name.rpartition(".")
+    kind = {"": RunConfig, "optim": OptimConfig, "lift": LiftConfig}.get(part)
+    hint = None if kind is None else typing.get_type_hints(kind).get(last)
+    return None if hint is None else _named(hint)
 
 
 def _named(hint: Any) -> str:

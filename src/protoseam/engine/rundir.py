@@ -107,7 +107,11 @@ class RunDirectory:
         try:
             text = file.read_bytes()
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it") from error
+            if not self.path.is_dir():
+                raise ConfigError(f"there is no directory {self.path}") from error
+            inside = sorted(file.parent.name for file in self.path.glob("*/config.yaml"))
+            hint = f"; the runs in it are {', '.join(inside[:8])}" if inside else ""
+            raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it{hint}") from error
         try:
             return from_dict(parse_yaml(text))
         except ConfigError as error:

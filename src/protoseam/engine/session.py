@@ -275,7 +275,7 @@ def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
     for session in diverged:
         session.rewinds += 1
         if session.config.on_nonfinite != "rewind" or session.rewinds > _MOST_REWINDS:
-            raise DivergedError(f"{divergence}\n{_save_all(sessions, 'stopped')}") from divergence
+            raise DivergedError(_given_up(session, sessions, divergence)) from divergence
     for session in sessions:
         session.run.load_state(session.last_state)
     for session in diverged:
@@ -286,6 +286,16 @@ def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
             DivergenceWarning,
             stacklevel=2,
         )
+
+
+def _given_up(diverged: _Session, sessions: list[_Session], divergence: DivergedError) -> str:
+    others = [s for s in sessions if s is not diverged]
+    whose = f"{diverged.out}: " if others else ""
+    message = (
+        f"{whose}{divergence}. That makes another run: give it an --out of its own. This one's state after epoch "
+        f"{diverged.save()} is kept, and --resume {diverged.out} would come to the same step"
+    )
+    return f"{message}\n{_save_all(others, 'the others stopped, too')}" if others else message
 
 
 @contextmanager

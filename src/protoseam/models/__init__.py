@@ -91,8 +91,8 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
     known = list(NAMES)
     try:
         timm = importlib.import_module("timm")
-    except (ImportError, RuntimeError):  # RuntimeError: a torchvision that does not match torch
-        timm = None
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not match torch
+        timm, why = None, error
     if timm is not None:
         if timm.is_model(name):
             return _built(
@@ -101,7 +101,9 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
         known += timm.list_models()
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"
-    where = "" if timm is not None else "; timm, which would add its own names, cannot be imported"
+    where = ""
+    if timm is None:
+        where = f"; timm, which would add its own names, cannot be imported ({why}): pip install 'protoseam[vision]'"
     raise ModelError(f"no network is called {name!r}: {hint}{where}")
 
 

@@ -18,6 +18,7 @@ from protoseam.core.covariance import (
     Moments,
     Structure,
     between_scatter,
+    check_structure,
     class_factors,
     empty_moments,
     factorize,
@@ -102,7 +103,7 @@ class ExactCovariance(AbstractCovariance):
 
     def __init__(self, floor: Floor = DEFAULT_FLOOR, structure: Structure = "full") -> None:
         super().__init__()
-        self.floor, self.structure = _check_floor(floor), structure
+        self.floor, self.structure = _check_floor(floor), check_structure(structure)
 
     @property
     def needs_pass(self) -> bool:
@@ -155,7 +156,7 @@ class RunningCovariance(AbstractCovariance):
         for name, samples in {"window": window, "mean_window": mean_window}.items():
             if samples is not None and samples < 2:
                 raise ValueError(f"{name} is a number of samples a class, at least 2; got {samples}")
-        self.floor, self.structure = _check_floor(floor), structure
+        self.floor, self.structure = _check_floor(floor), check_structure(structure)
         self.window, self.mean_window = window, mean_window
 
     def bind(self, num_classes: int, dim: int) -> None:

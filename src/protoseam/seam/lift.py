@@ -53,6 +53,11 @@ def lift(
     """
     seam_shape: tuple[int, ...] | None = None
     seam_layer: str | None = None
+    for name, value in {"num_classes": num_classes, "dim": dim}.items():
+        if value is not None and not isinstance(value, int):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if not isinstance(model, tuple | nn.Module):
+        raise TypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
     if isinstance(model, tuple):
         if len(model) != 2 or not all(isinstance(half, nn.Module) for half in model):
             raise TypeError("the halves must be two nn.Modules: ps.lift((n1, n2), …)")

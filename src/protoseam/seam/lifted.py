@@ -16,9 +16,10 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.covariance import class_moments
+from protoseam.core.covariance import check_one_label_each, class_moments
 from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
+from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal
 from protoseam.seam.classifier import deploy_at
 from protoseam.seam.covariance import AbstractCovariance, ExactCovariance, Refreshed
@@ -81,6 +82,13 @@ class Lifted(nn.Module):
         super().__init__()
         if class_weights not in ("uniform", "frequency"):
             raise ValueError(f"class_weights must be 'uniform' or 'frequency', got {class_weights!r}")
+        if covariance is not None and not isinstance(covariance, AbstractCovariance):
+            raise TypeError(
+                f"covariance must be an estimator such as ps.ExactCovariance(floor=0.1), got {covariance!r}"
+            )
+        if schedule is not None and not callable(schedule):
+            raise TypeError(f"schedule must be a schedule such as ps.SineAnneal(1, 16), got {schedule!r}")
+        check_draws(draws, antithetic)
         self.n1, self.n2 = n1, n2
         self.num_classes, self.dim = num_classes, dim
         self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer
@@ -298,6 +306,7 @@ class Lifted(nn.Module):
                 )
             embeddings = collect_embeddings(self, self.embed, loader, self._device, what)
         z_NK, y_N = embeddings
+        check_one_label_each(z_NK, y_N)
         check_labels(y_N, self.num_classes)
         check_embeddings(z_NK, y_N, what)
         warn_collapse(z_NK)
