@@ -195,7 +195,7 @@ def test_what_cannot_be_audited_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["audit", str(tmp_path / "all"), "--device=cpu", "--split=test"]) == 0
     RunDirectory.create(tmp_path / "new", SMALL).close()
     assert "every 4 epochs and at the end: protoseam train --resume" in answer("new")
-    assert "holds no run" in _error(["audit", str(tmp_path / "nothing")], capsys)
+    assert "there is no directory" in _error(["audit", str(tmp_path / "nothing")], capsys)
 
 
 def _error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

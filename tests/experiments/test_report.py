@@ -234,7 +234,7 @@ def test_the_readme_summary_says_how_many_seeds_and_the_interval() -> None:
     [
         (["table1", "--quick", "--models", "resnet8"], "--quick has its own data and networks"),
         (["table1", "--quick", "--readme", "README.md"], "leave out --datasets, --models and --readme"),
-        (["curves", "--table-only", "--out", "nowhere"], "there is no study in nowhere"),
+        (["curves", "--table-only", "--out", "nowhere"], "nowhere; say --out"),
     ],
 )
 def test_contradictions_are_answered_in_words(
