@@ -116,14 +116,14 @@ class Driver:
         return out
 
 
-def measure(model: str, data: ArrayDataset) -> dict[str, float]:
-    out: dict[str, float] = {}
+def measure(model: str, data: ArrayDataset) -> dict[str, float | str]:
+    out: dict[str, float | str] = {}
 
     def note(way: str, work: Callable[[], Callable[[], None]]) -> None:
         try:
             out[way] = row / engine.seconds(work(), 3)
         except Exception as error:  # a way that a driver does not offer must not cost the others' figures
-            out[f"{way}: {type(error).__name__}: {error}"] = float("nan")
+            out[way] = f"{type(error).__name__}: {error}"
         print(model, out, flush=True)
         gc.collect()
         torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from protoseam.cli.main import VERBS, main
@@ -48,6 +49,25 @@ def test_packed_seeds_and_variants(
     assert all((tmp_path / name / "summary.json").exists() for name in names)
     assert main(["train", "--resume", str(tmp_path)]) == 1
     assert f"the runs in it are {', '.join(names)}" in capsys.readouterr().err
+
+
+def test_the_digits_take_one_thread_also_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    out = str(tmp_path / "run")
+    before = torch.get_num_threads()
+    try:
+        for command in (["train", *SMALL, "--out", out], ["train", "--resume", out]):
+            torch.set_num_threads(2)
+            assert main(command) == 0
+            assert torch.get_num_threads() == 1
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        torch.set_num_threads(2)
+        assert main(["train", "--resume", out]) == 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_reader_who_has_seen_enough_is_no_error() -> None:

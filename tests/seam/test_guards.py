@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -223,6 +224,12 @@ def test_as_many_labels_as_samples() -> None:
 def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         ps.lift(network(), **options)
+
+
+def test_whole_numbers_of_other_libraries() -> None:
+    net = ps.lift(network(), num_classes=np.int64(CLASSES), dim=torch.tensor(DIM))  # type: ignore[arg-type]
+    assert (net.num_classes, net.dim) == (CLASSES, DIM)
+    assert type(net.num_classes) is type(net.dim) is int
 
 
 def test_only_models_are_lifted() -> None:

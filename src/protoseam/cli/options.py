@@ -18,7 +18,10 @@ def budget_seconds(minutes: float | None) -> float | None:
 
 
 def spare_threads(config: RunConfig) -> None:
-    """The digits' networks lose more than they gain by sharing cores, unless the user has said how many."""
+    """The digits' networks lose more than they gain by sharing cores, unless the user has said how many.
+
+    For a resumed run as well: with other threads sums would be taken in another order.
+    """
     if config.data == "digits" and "OMP_NUM_THREADS" not in os.environ:
         import torch
 

@@ -137,6 +137,7 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.engine.rundir import RunDirectory
     from protoseam.engine.session import resume, train_packed
 
     vet_config_files(argv)
@@ -148,6 +149,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--pack must be at least 1, got {values['pack']}")
     if values["resume"] is not None:
         _refuse_settings(argv)
+        spare_threads(RunDirectory(Path(values["resume"])).read_config())
         summaries = [resume(Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget)]
         _say(summaries, [Path(values["resume"])])
         return 0

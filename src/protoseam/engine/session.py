@@ -291,9 +291,11 @@ def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
 def _given_up(diverged: _Session, sessions: list[_Session], divergence: DivergedError) -> str:
     others = [s for s in sessions if s is not diverged]
     whose = f"{diverged.out}: " if others else ""
+    epoch = diverged.save()
+    kept = f"This one's state after epoch {epoch} is kept" if epoch else "Of this one no epoch was whole"
     message = (
-        f"{whose}{divergence}. That makes another run: give it an --out of its own. This one's state after epoch "
-        f"{diverged.save()} is kept, and --resume {diverged.out} would come to the same step"
+        f"{whose}{divergence}. That makes another run: give it an --out of its own. {kept}, and --resume "
+        f"{diverged.out} would come to the same step"
     )
     return f"{message}\n{_save_all(others, 'the others stopped, too')}" if others else message
 

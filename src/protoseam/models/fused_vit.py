@@ -165,7 +165,7 @@ def _linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tenso
     rows = _rows(T)
     kernels.linear_scale_backward[(T // rows * (F // 128),)](
         _described(d, [rows, 64]), _described(weight, [64, 128]), slope, dh, part, slot, part.shape[1],
-        K=K, F=F, L=_TOKENS, BM=rows, BN=128, BK=64, num_warps=4, num_stages=3,
+        K=K, F=F, L=_TOKENS, BM=rows, BN=128, BK=64, num_warps=4 if _roomy(d) else 8, num_stages=3,
     )  # fmt: skip
     return dh
 
@@ -188,6 +188,11 @@ def _stages(t: Tensor) -> int:
     return 4 if _shared_memory(t) >= 160 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
 
 
+def _roomy(t: Tensor) -> bool:
+    """Hopper's and later data-centre cards, where a few warps hold a large tile; on others they would spill."""
+    return _shared_memory(t) >= 200
+
+
 class _Tiling(NamedTuple):
     columns: int  # of a tile
     stages: int
@@ -196,7 +201,7 @@ class _Tiling(NamedTuple):
 
 def _gradient_tiling(t: Tensor, widths: list[int]) -> _Tiling:
     """Of the weight gradients: large tiles, one to a multiprocessor of an H200, where they fit; else two."""
-    if _shared_memory(t) >= 200 and all(width % 256 == 0 for width in widths):
+    if _roomy(t) and all(width % 256 == 0 for width in widths):
         return _Tiling(256, 4, 132)
     return _Tiling(128, 3, 264)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from operator import index
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +54,7 @@ def lift(
     """
     seam_shape: tuple[int, ...] | None = None
     seam_layer: str | None = None
-    for name, value in {"num_classes": num_classes, "dim": dim}.items():
-        if value is not None and not isinstance(value, int):
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
+    num_classes, dim = _whole("num_classes", num_classes), _whole("dim", dim)
     if not isinstance(model, tuple | nn.Module):
         raise TypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
     if isinstance(model, tuple):
@@ -102,6 +101,13 @@ def lift(
         class_weights=class_weights,
         loss_fn=loss_fn,
     )
+
+
+def _whole(name: str, value: int | None) -> int | None:
+    try:
+        return None if value is None else index(value)  # numpy's and torch's integers, too
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
 
 
 def _positive(num_classes: int, dim: int) -> None:
