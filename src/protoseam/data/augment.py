@@ -3,8 +3,9 @@
 Crop with zero padding → horizontal flip → RandAugment → normalise → random erasing. Every random number is a
 pure function of (seed, epoch, dataset index, draw number), so an image is augmented alike in whatever batch,
 on whatever device and after whatever interruption it comes up. Nothing here synchronises with the host or has
-a shape that depends on the data: `torch.compile(augment, fullgraph=True)` works, and is the fast way; give it
-`seed` and `epoch` as 0-dim tensors, since Python integers are compiled in.
+a shape that depends on the data: `torch.compile(augment, fullgraph=True)` works; give it `seed` and `epoch` as
+0-dim tensors, since Python integers are compiled in. For small images on CUDA there are kernels, faster still and
+with the same bits: :mod:`~protoseam.data.augment_kernels`.
 """
 
 # B images, C channels (1 or 3), H × W pixels, S slots = RandAugment operations per image, A erasing attempts
@@ -146,16 +147,21 @@ def normalise(
 ) -> Tensor:
     """(levels/255 − mean)/std per channel, computed in float32; all that evaluation images go through."""
     check_images(images_BCHW, "normalise")
-    channels, device = images_BCHW.shape[1], images_BCHW.device
+    scale_C11, shift_C11 = scale_and_shift(mean, std, images_BCHW.shape[1], images_BCHW.device)
+    return (images_BCHW.to(torch.float32) * scale_C11 - shift_C11).to(dtype)
+
+
+def scale_and_shift(
+    mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, channels: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """a and b of a·level − b = (level/255 − μ)/σ, (C, 1, 1) float32: one multiply-add a pixel."""
     mean_C11 = _channel_vector(mean, channels, device, "mean")
     std_C11 = _channel_vector(std, channels, device, "std")
     if not isinstance(std, Tensor) and min(std) <= 0.0:
         raise ValueError(
             f"normalise: std={tuple(std)} is not positive; give each channel's on the scale of [0, 1]"
         )
-    # (x/255 − μ)/σ = x·1/(255σ) − μ/σ: one multiply-add a pixel
-    scale_C11, shift_C11 = (1.0 / (255.0 * std_C11)).to(torch.float32), (mean_C11 / std_C11).to(torch.float32)
-    return (images_BCHW.to(torch.float32) * scale_C11 - shift_C11).to(dtype)
+    return (1.0 / (255.0 * std_C11)).to(torch.float32), (mean_C11 / std_C11).to(torch.float32)
 
 
 def _erase(values_BCHW: Tensor, erase_4B: Tensor, value: float) -> Tensor:

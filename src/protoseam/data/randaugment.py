@@ -78,7 +78,7 @@ class RandAugment:
 _GEOMETRIC = (SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, ROTATE)
 _OUTSIDE = -(2**20)  # the source row of a pixel that comes from outside the image, whatever is added to it
 # torchvision's luma weights .2989, .587, .114, as the float32 numbers it multiplies by
-_GRAY = (0.29890000820159912, 0.5870000123977661, 0.11400000005960464)
+GRAY = (0.29890000820159912, 0.5870000123977661, 0.11400000005960464)
 
 
 def _fma(base: Tensor, other: Tensor, share: Tensor | float) -> Tensor:
@@ -174,7 +174,7 @@ def _constant(which: int, magnitude: int, bins: int, height: int, width: int, de
 _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _table(which: int, policy: RandAugment, images_BCHW: Tensor) -> Tensor:
+def table(which: int, policy: RandAugment, images_BCHW: Tensor) -> Tensor:
     # index() makes a size that a compiled graph would keep symbolic a number: the tables depend on it.
     height, width = images_BCHW.shape[2:]
     magnitude, bins = index(policy.magnitude), index(policy.bins)
@@ -199,7 +199,7 @@ def warp(
     offset (rows, columns) in the image. What falls outside is 0, at either step.
     """
     B, C, H, W = images_BCHW.shape
-    maps_2RP = _table(0, policy, images_BCHW)
+    maps_2RP = table(0, policy, images_BCHW)
     if op_B is None or negative_B is None:
         y_BP, x_BP = maps_2RP[:, :1].unbind(0)
     else:
@@ -226,8 +226,8 @@ def _gray(image_BCP: Tensor) -> Tensor:
         return image_BCP
     red, green, blue = image_BCP.split(1, dim=1)
     # The clamp changes nothing: it keeps graph optimisers from removing the rounding between the two sums.
-    partial = _fma(red * _GRAY[0], green, _GRAY[1]).clamp(max=256.0)
-    return _fma(partial, blue, _GRAY[2]).floor()
+    partial = _fma(red * GRAY[0], green, GRAY[1]).clamp(max=256.0)
+    return _fma(partial, blue, GRAY[2]).floor()
 
 
 def _level_table(
@@ -289,7 +289,7 @@ def _sharpening(image_BCHW: Tensor) -> Tensor:
 def photometric(images_BCHW: Tensor, op_B: Tensor, negative_B: Tensor, *, policy: RandAugment) -> Tensor:
     """The operations that change levels and move nothing; a geometric one leaves its image as it is."""
     C = images_BCHW.shape[1]
-    levels_RV, shares_22 = _table(1, policy, images_BCHW), _table(2, policy, images_BCHW)
+    levels_RV, shares_22 = table(1, policy, images_BCHW), table(2, policy, images_BCHW)
     op_B11, negative_B11 = op_B.view(-1, 1, 1), negative_B.view(-1, 1, 1)
     shares_2B11 = torch.where(
         negative_B11, shares_22[:, 1].view(2, 1, 1, 1), shares_22[:, 0].view(2, 1, 1, 1)

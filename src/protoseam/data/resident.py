@@ -56,7 +56,8 @@ class Resident:
         world: int = 1,
     ) -> None:
         """``compile`` the augmentation: from the second epoch on, which leaves the first step no time to wait for the
-        compiler, or ``compile_at_once``, where even the last bit must not depend on which epoch came first.
+        compiler. The kernels for small images give the same bits; torch.compile, for large ones, may differ in the
+        last, and ``compile_at_once`` is for where that must not depend on which epoch came first.
         """
         if batch_size % world:
             raise DataError(
@@ -97,13 +98,20 @@ class Resident:
         self._seed = torch.tensor(seed, device=self.device)
         self._spare: _Spare | None = None
         self._augment: Callable[..., Tensor] = augment
+        self._kernels: Any = None
         self._compiles = compile and self.policy != Augmentation.none()
         if self._compiles and compile_at_once:
             self._compile()
 
     def _compile(self) -> None:
-        self._augment = torch.compile(augment, fullgraph=True, dynamic=False)
         self._compiles = False
+        if self.images.is_cuda:
+            from protoseam.data import augment_kernels
+
+            if augment_kernels.supports(self.images):
+                self._kernels = augment_kernels
+                return
+        self._augment = torch.compile(augment, fullgraph=True, dynamic=False)
 
     # ------------------------------------------------------------------ training
 
@@ -140,8 +148,21 @@ class Resident:
         indices = order.to(self.device, non_blocking=True)
         at = torch.full((), epoch, dtype=torch.int64, device=self.device)
         torch.index_select(self.labels, 0, indices, out=y)
-        for lo, hi in _equal_chunks(len(indices), _CHUNK):
-            x[lo:hi] = self._augmented(indices[lo:hi], at)
+        most = _CHUNK if self._kernels is None else self._kernels.chunk(self.images)
+        for lo, hi in _equal_chunks(len(indices), most):
+            if self._kernels is None:
+                x[lo:hi] = self._augmented(indices[lo:hi], at)
+            else:
+                self._kernels.augment_rows(
+                    x[lo:hi],
+                    self.images,
+                    indices[lo:hi],
+                    policy=self.policy,
+                    seed=self._seed,
+                    epoch=at,
+                    mean=self.mean,
+                    std=self.std,
+                )
         if self._compiles:
             self._compile()
 

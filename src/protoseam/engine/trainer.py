@@ -69,6 +69,7 @@ class Run:
         self.processes = processes or Processes()
         self.device = self.processes.device or resolve_device(config.device)
         cuda = self.device.type == "cuda"
+        triton = cuda and cuda_kernels(torch.empty(0, device=self.device)) is not None
         native = cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
         bf16 = config.precision == "bf16" or (config.precision == "auto" and native)
         # our own networks train on bf16 copies of float32 weights; others, and several processes, autocast
@@ -81,7 +82,7 @@ class Run:
             policy=Augmentation() if _augmented(config, dataset) else None,
             device=self.device,
             dtype=torch.bfloat16 if bf16 else torch.float32,
-            compile=config.compile and cuda,
+            compile=config.compile and triton,
             compile_at_once=config.deterministic,
             rank=self.processes.rank,
             world=self.processes.world,
@@ -94,7 +95,7 @@ class Run:
         self.objective.to(self.device)
         if not self.data.flat:
             self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if fast and cuda_kernels(torch.empty(0, device=self.device)) is not None:
+        if fast and triton:
             models.accelerate(self.objective, self.data.sample_shape)
         self.optimizer = FlatSGD(
             self.objective.param_groups(config.optim.lr, config.optim.weight_decay),
