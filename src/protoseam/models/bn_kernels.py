@@ -32,7 +32,7 @@ def bn_statistics(
     s = tl.zeros((BM, BC), tl.float32)
     q = tl.zeros((BM, BC), tl.float32)
     start = pid * rows
-    for i in range(0, rows, BM):
+    for i in tl.range(0, rows, BM, num_stages=4):  # loads run ahead of the sums
         r = start + i + tl.arange(0, BM)
         v = tl.load(x + r[:, None] * C + cols[None, :]).to(tl.float32) - shift[None, :]
         s += v
@@ -137,7 +137,7 @@ def bn_backward_reduce(
         a2v, b2v, m2v = tl.load(a2 + cols), tl.load(b2 + cols), tl.load(mean2 + cols)
         s2 = tl.zeros((BM, BC), tl.float32)
     start = pid * rows
-    for i in range(0, rows, BM):
+    for i in tl.range(0, rows, BM, num_stages=3):
         r = start + i + tl.arange(0, BM)
         at = r[:, None] * C + cols[None, :]
         g = load_gradient(dy, dy2, r, cols, C, H, W, DY)

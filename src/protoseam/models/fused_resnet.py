@@ -24,8 +24,7 @@ except ImportError:  # no Triton on this machine: `supports` and eval mode still
 __all__ = ["FusedResNet"]
 
 _CHANNELS = 64  # of a reduction's tile
-_ROWS = 64  # of an elementwise tile
-_MEASURED = 256  # rows of the statistics' tile
+_ROWS = 64  # of a tile
 _PARTS = 256  # partial sums of a reduction, at most
 _WINDOW = 32  # numbers kept for a 3×3 window of a colour image: 27, a one, zeros
 
@@ -51,13 +50,12 @@ class _Norm:
     def measure(self, x: Tensor) -> None:
         n, c, h, w = x.shape
         m = n * h * w
-        tile = _MEASURED if m % _MEASURED == 0 else _ROWS
-        p = self.programs(m, tile)
+        p = self.programs(m, _ROWS)
         bn, v = self.bn, self.vectors
         kernels.bn_statistics[(p, c // _CHANNELS)](
             x, self.part, self.count[0], bn.weight, bn.bias, bn.running_mean, bn.running_var,
             bn.num_batches_tracked, v[0], v[1], v[2], v[3], m, p, m // p, bn.eps, bn.momentum, m / (m - 1),
-            C=c, BC=_CHANNELS, BM=tile, BP=_power_of_two(p), num_warps=8,
+            C=c, BC=_CHANNELS, BM=_ROWS, BP=_power_of_two(p), num_warps=4,
         )  # fmt: skip
 
 
@@ -124,12 +122,12 @@ class _Activation(torch.autograd.Function):
         v2 = v if spec.norm2 is None else spec.norm2.vectors
         other = x if x2 is None else x2
         g = _nhwc(n, h, w, c, x) if mode == 1 else dy
-        tile = 32 if mode == 2 else 64
+        tile = 32 if mode == 2 else _ROWS
         p = norm.programs(m, tile)
         kernels.bn_backward_reduce[(p, c // _CHANNELS)](
             dy, dy2, x if y is None else y, x, other, g, norm.part, norm.count[1], v[0], v[1], v[2], v[3],
             v2[0], v2[1], v2[2], v2[3], v[6], v[7], v[4], v[5], v2[6], v2[4], v2[5], m, p, m // p,
-            C=c, H=h, W=w, MODE=mode, DY=kind, BC=_CHANNELS, BM=tile, BP=_power_of_two(p), num_warps=8,
+            C=c, H=h, W=w, MODE=mode, DY=kind, BC=_CHANNELS, BM=tile, BP=_power_of_two(p), num_warps=4,
         )  # fmt: skip
         dx = _nhwc(n, h, w, c, x)
         dx2 = _nhwc(n, h, w, c, x) if mode == 2 else dx
