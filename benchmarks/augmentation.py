@@ -56,18 +56,19 @@ def graph_replay(call: Callable[[], Tensor]) -> Callable[[], None]:
     return graph.replay
 
 
-def by_kernels(levels: Tensor, indices: Tensor, *, mean: Any, std: Any, **options: Any) -> Tensor:
+def by_kernels(levels: Tensor, indices: Tensor, *, dtype: torch.dtype, **options: Any) -> Tensor:
     from protoseam.data.augment_kernels import augment_rows
 
-    out = torch.empty_like(levels, dtype=torch.float32)
-    augment_rows(out, levels, indices, mean=mean, std=std, **options)
+    out = torch.empty_like(levels, dtype=dtype)
+    augment_rows(out, levels, indices, **options)
     return out
 
 
 def measure(size: int, images: int, device: torch.device, repeats: int) -> dict[str, float]:
     """One row of the report."""
     generator = torch.Generator().manual_seed(0)
-    levels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator).to(device)
+    levels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
+    levels = levels.to(device, memory_format=torch.channels_last)  # as training has them
     indices = torch.arange(images, device=device)
     seed, epoch = torch.tensor(42, device=device), torch.tensor(0, device=device)
 
@@ -80,6 +81,7 @@ def measure(size: int, images: int, device: torch.device, repeats: int) -> dict[
             epoch=epoch,
             mean=(0.49, 0.48, 0.45),
             std=(0.25, 0.24, 0.26),
+            dtype=torch.bfloat16,
         )
 
     row: dict[str, float] = {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protoseam.data import augment as plain
-from protoseam.data.augment import Augmentation, augment, draw_parameters
+from protoseam.data.augment import Augmentation, Erase, augment, draw_parameters
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.randaugment import OPS, RandAugment
 from protoseam.data.resident import Resident
@@ -21,9 +21,9 @@ SHAPES = [(3, 32, 32), (3, 64, 64), (1, 28, 28), (3, 20, 34), (1, 8, 8)]
 
 def images(shape: tuple[int, int, int], count: int, channels_last: bool = True) -> torch.Tensor:
     levels = torch.randint(0, 256, (count, *shape), generator=torch.Generator().manual_seed(0))
-    levels[0] = 7  # flat
-    levels[1, :, : shape[1] // 2] = 200
-    levels[2] //= 8  # dark
+    levels[::4] = levels[::4, :, :1, :1]  # flat
+    levels[1::4] = 60 + levels[1::4] // 4  # neither black nor white
+    levels[2::8, :, : shape[1] // 2] = 200
     form = torch.channels_last if channels_last else torch.contiguous_format
     return levels.to(torch.uint8).cuda().contiguous(memory_format=form)
 
@@ -64,8 +64,9 @@ def test_every_operation_with_either_sign(
 
     for module in (plain, augment_kernels):
         monkeypatch.setattr(module, "draw_parameters", drawn)
-    out, expected = both(images(shape, count, channels_last), torch.float32, Augmentation())
-    assert torch.equal(out, expected)
+    for policy in (Augmentation(), Augmentation(crop_padding=0, erase=Erase(value=-1.5))):
+        out, expected = both(images(shape, count, channels_last), torch.float32, policy)
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,7 +86,10 @@ def test_drawn_operations(policy: Augmentation, dtype: torch.dtype) -> None:
     assert torch.equal(out, expected)
 
 
-def test_an_epoch_is_the_same_with_and_without_kernels() -> None:
+def test_an_epoch_is_the_same_with_and_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from protoseam.data import augment_kernels
+
+    monkeypatch.setattr(augment_kernels, "chunk", lambda images: 300)
     levels = images((3, 32, 32), 600).permute(0, 2, 3, 1).cpu().numpy()
     labels = np.arange(600) % 10
     data = ArrayDataset("random", levels, labels, levels[:10], labels[:10], tuple("abcdefghij"))

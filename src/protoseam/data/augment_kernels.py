@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protoseam.data import randaugment
 from protoseam.data.augment import Augmentation, draw_parameters, scale_and_shift
-from protoseam.data.randaugment import RandAugment
+from protoseam.data.randaugment import RandAugment, check_images
 
 _BYTES = 2**28  # of images between two slots
 _PIXELS = 64 * 64  # of an image that a program can hold: the larger, the more spills
@@ -80,6 +80,12 @@ def _equalize(level, inside, P: tl.constexpr):
     table = (below + step // 2) // tl.maximum(step, 1)
     table = tl.where(step == 0, levels, tl.minimum(table, 255))
     return tl.gather(table, level, 0)
+
+
+@triton.jit
+def _normalised(level, scale, shift):
+    """scale·level − shift, each rounded: the product in float64, or an assembler that packs pairs may contract it."""
+    return (level.to(tl.float64) * tl.load(scale).to(tl.float64)).to(tl.float32) - tl.load(shift)
 
 
 @triton.jit
@@ -168,12 +174,12 @@ def _slot(
         tall, wide = tl.load(erase + 2 * B + b).to(tl.int32), tl.load(erase + 3 * B + b).to(tl.int32)
         y, x = p // W, p % W
         erased = (y >= top) & (y < top + tall) & (x >= left) & (x < left + wide)
-        value = tl.where(erased, fill, red.to(tl.float32) * tl.load(scale) - tl.load(shift))
+        value = tl.where(erased, fill, _normalised(red, scale, shift))
         tl.store(to, value.to(out.dtype.element_ty), mask=inside)
         if C == 3:
-            value = tl.where(erased, fill, green.to(tl.float32) * tl.load(scale + 1) - tl.load(shift + 1))
+            value = tl.where(erased, fill, _normalised(green, scale + 1, shift + 1))
             tl.store(to + OC, value.to(out.dtype.element_ty), mask=inside)
-            value = tl.where(erased, fill, blue.to(tl.float32) * tl.load(scale + 2) - tl.load(shift + 2))
+            value = tl.where(erased, fill, _normalised(blue, scale + 2, shift + 2))
             tl.store(to + 2 * OC, value.to(out.dtype.element_ty), mask=inside)
     else:
         tl.store(to, red.to(tl.uint8), mask=inside)
@@ -212,6 +218,8 @@ def augment_rows(
 ) -> None:
     """``out`` becomes what ``augment(images[rows], rows, …)`` is."""
     B, C, H, W = out_BCHW.shape
+    check_images(images_NCHW, "augment_rows")
+    rows_B = rows_B.contiguous()
     draws = draw_parameters(rows_B, policy=policy, seed=seed, epoch=epoch, height=H, width=W)
     choice = policy.randaugment or RandAugment(num_ops=0)
     maps, levels, shares = (randaugment.table(which, choice, images_NCHW) for which in range(3))
