@@ -55,14 +55,19 @@ def epochs(run: Run, n: int = 2) -> list[dict[str, Any]]:
     return [run_epoch_together([run])[0] for _ in range(n)]
 
 
-@pytest.mark.parametrize("model", ["resnet8", "vit_s"])
+@pytest.mark.parametrize(
+    ("model", "options"), [("resnet8", {}), ("vit_s", {}), ("vit_s", {"stem": "conv", "depth": 2})]
+)
 @pytest.mark.parametrize("variant", ["baseline", "protoseam"])
-def test_the_graph_computes_what_the_eager_step_does(images: ArrayDataset, variant: str, model: str) -> None:
+def test_the_graph_computes_what_the_eager_step_does(
+    images: ArrayDataset, variant: str, model: str, options: dict[str, Any]
+) -> None:
     rows = {}
     # lifted, lr .02 lies beyond the stability limit of three epochs, where the two would drift apart
     optim = OptimConfig(lr=0.02 if (model, variant) == ("resnet8", "baseline") else 0.002, warmup_epochs=1)
     for graph in (True, False):
-        run = Run(config(variant=variant, model=model, graph=graph, optim=optim), images)
+        cfg = config(variant=variant, model=model, model_options=options, graph=graph, optim=optim)
+        run = Run(cfg, images)
         rows[graph] = epochs(run)
         assert (run.step._graph is not None) == graph
     for a, b in zip(rows[True], rows[False], strict=True):

@@ -51,7 +51,10 @@ def test_which_residual_networks_are_fused(
         ({"image_size": 64}, (3, 64, 64), True),
         ({"dim": 128, "heads": 2, "mlp": 384, "in_channels": 1}, (1, 32, 32), True),
         ({"pool": "cls"}, (3, 32, 32), False),
-        ({"stem": "conv"}, (3, 32, 32), False),
+        ({"stem": "conv"}, (3, 32, 32), True),
+        ({"stem": "conv", "image_size": 64}, (3, 64, 64), True),
+        ({"stem": "conv", "image_size": 64, "patch": 4}, (3, 64, 64), False),  # 256 tokens
+        ({"stem": "conv", "image_size": 16}, (3, 16, 16), True),
         ({"dropout": 0.1}, (3, 32, 32), True),
         ({"drop_path": 0.1}, (3, 32, 32), False),
         ({"patch": 8}, (3, 32, 32), False),  # 16 tokens

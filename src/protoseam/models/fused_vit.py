@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from protoseam.models.vit import Block, PatchStem, VisionTransformer
+from protoseam.models.vit import Block, ConvStem, PatchStem, VisionTransformer
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -64,7 +64,7 @@ def _dropout(mask: Tensor | None, drop: float, T: int, D: int, F: int, depth: in
 
 def _linear_add_norm(
     a: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     bias: Tensor,
     x: Tensor,
     norm: tuple[Tensor, Tensor],
@@ -75,16 +75,20 @@ def _linear_add_norm(
     pool: bool = False,
     many: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ."""
-    (T, K), D = a.shape, weight.shape[0]
+    """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ.
+
+    No weight: ``a`` is the product.
+    """
+    (T, K), D = a.shape, bias.shape[0]
     total = torch.empty(T, D, device=a.device, dtype=a.dtype)
     out = torch.empty(T // _TOKENS if pool and D <= _FUSED else T, D, device=a.device, dtype=a.dtype)
     stats = torch.empty(2, T, device=a.device)
     mask, scale = drop.arguments(x)
     dropping = drop.mask is not None
-    if D > _FUSED:
+    if weight is None or D > _FUSED:
+        product = a if weight is None else torch.mm(a, weight.t())
         kernels.add_norm[(T // _ROWS,)](
-            torch.mm(a, weight.t()), bias, x, *norm, total, out, stats[0], stats[1], eps, mask, scale,
+            product, bias, x, *norm, total, out, stats[0], stats[1], eps, mask, scale,
             D=D, XROWS=_TOKENS if repeats else 0, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
         )  # fmt: skip
         return total, out.view(-1, _TOKENS, D).mean(1) if pool else out, stats
@@ -238,13 +242,15 @@ def _column_sums(part: Tensor, like: Tensor) -> Tensor:
 
 
 class _Trunk(torch.autograd.Function):
-    """Patches (T, P) to pooled features (B, D)."""
+    """Patches (T, P) to pooled features (B, D); with no weight for the stem, its products (T, D) before the bias."""
 
     @staticmethod
-    def forward(ctx: Any, shape: _Shape, patches: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, shape: _Shape, patches: Tensor, stem_weight: Tensor | None, *parameters: Tensor
+    ) -> Tensor:
         B, A, eps, keep, share = shape
-        stem_weight, stem_bias, positions, gamma, beta, *blocks = parameters
-        T, D, F = patches.shape[0], stem_weight.shape[0], blocks[8].shape[0]
+        stem_bias, positions, gamma, beta, *blocks = parameters
+        T, D, F = patches.shape[0], stem_bias.shape[0], blocks[8].shape[0]
         depth = len(blocks) // _BLOCK_PARAMETERS
         mask = None
         if share > 0:
@@ -277,14 +283,16 @@ class _Trunk(torch.autograd.Function):
         assert last.shape == (T, D)
         ctx.shape = shape
         if keep:
-            ctx.save_for_backward(mask, patches, last, stats, *parameters, *saved)
+            ctx.save_for_backward(
+                mask, None if stem_weight is None else patches, last, stats, *parameters, *saved
+            )
         return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dpooled: Tensor) -> Any:
         B, A, *_, share = ctx.shape
-        mask, patches, last, stats, _, _, positions, gamma, _, *rest = ctx.saved_tensors
+        mask, patches, last, stats, _, positions, gamma, _, *rest = ctx.saved_tensors
         depth = len(rest) // (_BLOCK_PARAMETERS + _BLOCK_SAVED)
         blocks, saved = rest[: _BLOCK_PARAMETERS * depth], rest[_BLOCK_PARAMETERS * depth :]
         (T, D), F = last.shape, saved[-1].shape[1]
@@ -325,13 +333,14 @@ class _Trunk(torch.autograd.Function):
         # the bias before a norm is added to every row, so its gradient is Σdx of that norm; a block's last
         # bias is followed by the next block's first norm
         entering = [v[2 * D : 3 * D] for v in vectors] + [ends[2 * D :]]
-        out = [torch.mm(dyd.t(), patches), entering[0], dpositions, ends[:D], ends[D : 2 * D]]
+        stem = (dyd, None) if patches is None else (None, torch.mm(dyd.t(), patches))
+        out = [entering[0], dpositions, ends[:D], ends[D : 2 * D]]
         for i, v in enumerate(vectors):
             dg1, db1, _, dg2, db2, dbo = v[: 6 * D].split(D)
             dwqkv, dwo, dw1, dw2 = weights[i]
             dbqkv, dc1 = v[6 * D : 9 * D], v[9 * D :]
             out += [dg1, db1, dwqkv, dbqkv, dwo, dbo, dg2, db2, dw1, dc1, dw2, entering[i + 1]]
-        return None, None, *out
+        return None, *stem, *out
 
 
 class FusedViT:
@@ -342,15 +351,16 @@ class FusedViT:
 
     @staticmethod
     def supports(model: VisionTransformer, shape: tuple[int, ...]) -> bool:
-        """Linear patches, 64 tokens averaged, whole blocks, and widths that fill the tiles.
+        """64 tokens averaged, whole blocks, and widths that fill the tiles.
 
         D is 128, 256, 384 or 512, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
         """
-        if not isinstance(model.stem, PatchStem) or model.pool != "mean" or len(model.blocks) == 0:
+        stem = model.stem
+        if not isinstance(stem, PatchStem | ConvStem) or model.pool != "mean" or len(model.blocks) == 0:
             return False
         if any(getattr(block, "drop_path", 0.0) > 0 for block in model.blocks):
             return False
-        tokens = (shape[1] // model.stem.patch) * (shape[2] // model.stem.patch)
+        tokens = (shape[1] // stem.patch) * (shape[2] // stem.patch)
         width, block = model.positions.shape[2], model.blocks[0]
         assert isinstance(block, Block)
         assert isinstance(block.mlp[0], nn.Linear)
@@ -359,14 +369,14 @@ class FusedViT:
             and width in (128, 256, 384, 512)
             and width // block.attention.heads in (16, 32, 64)
             and block.mlp[0].out_features % _TILE == 0
-            and model.stem.proj.in_features % 8 == 0
+            and (isinstance(stem, ConvStem) or stem.proj.in_features % 8 == 0)
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         model = self.model
         low = x.dtype == model.positions.dtype == torch.bfloat16
         # row offsets are 32-bit
-        fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()) < 2**31
+        fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()[1]) < 2**31
         rates = self._rates()
         if not (low and fits) or x.requires_grad or len(rates) > 1 or 1.0 in rates:
             return model.plain_features(x)
@@ -375,7 +385,9 @@ class FusedViT:
             # with dropout in the same way whether or not there is a graph, for the same draws
             if torch.is_grad_enabled() or drop > 0:
                 return self._features(x, True, drop)
-            return torch.cat([self._features(part, False, 0.0) for part in x.split(_SWEPT)])
+            # BN in training mode takes its statistics from all images
+            images = max(x.shape[0], 1) if model.training else _SWEPT
+            return torch.cat([self._features(part, False, 0.0) for part in x.split(images)])
 
     def _rates(self) -> set[float]:
         """Of dropout, as it is now; each of the layers may have been told its own."""
@@ -387,25 +399,23 @@ class FusedViT:
 
     def _features(self, x: Tensor, keep: bool, drop: float) -> Tensor:
         model = self.model
-        assert isinstance(model.stem, PatchStem)
-        patches = model.stem.patches(x).reshape(x.shape[0] * _TOKENS, -1)
+        stem: Any = model.stem
+        tokens = stem.patches(x) if isinstance(stem, PatchStem) else stem.products(x)
         attention: Any = model.blocks[0].attention
         shape = _Shape(x.shape[0], attention.heads, model.norm.eps, keep, drop)
-        pooled: Tensor = _Trunk.apply(shape, patches, *self._parameters())
+        weight, parameters = self._parameters()
+        rows = tokens.reshape(x.shape[0] * _TOKENS, -1)
+        pooled: Tensor = _Trunk.apply(shape, rows, weight, *parameters)
         return pooled
 
-    def _parameters(self) -> list[Tensor]:
+    def _parameters(self) -> tuple[Tensor | None, list[Tensor]]:
+        """The linear stem's weight, if it is one, and the rest."""
         model: Any = self.model
-        out = [
-            model.stem.proj.weight,
-            model.stem.proj.bias,
-            model.positions,
-            model.norm.weight,
-            model.norm.bias,
-        ]
+        last = model.stem.proj if isinstance(model.stem, PatchStem) else model.stem.layers[-1]
+        out = [last.bias, model.positions, model.norm.weight, model.norm.bias]
         for block in model.blocks:
             for layer in (block.norm1, block.attention.qkv, block.attention.proj, block.norm2):
                 out += [layer.weight, layer.bias]
             for layer in (block.mlp[0], block.mlp[3]):
                 out += [layer.weight, layer.bias]
-        return out
+        return (last.weight if isinstance(last, nn.Linear) else None), out

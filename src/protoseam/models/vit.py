@@ -48,6 +48,7 @@ class ConvStem(nn.Module):
                 f"a convolutional stem halves the image: patch={patch} must be a power of two"
                 f" that divides dim={dim}"
             )
+        self.patch = patch
         width = dim >> halvings
         layers: list[nn.Module] = [nn.Conv2d(in_channels, width, 3, padding=1, bias=halvings == 0)]
         for step in range(halvings):
@@ -56,6 +57,13 @@ class ConvStem(nn.Module):
             layers.append(nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=last))
             width *= 2
         self.layers = nn.Sequential(*layers)
+
+    def products(self, x_BCHW: Tensor) -> Tensor:
+        """The tokens without the last convolution's bias."""
+        last = self.layers[-1]
+        assert isinstance(last, nn.Conv2d)
+        y = F.conv2d(self.layers[:-1](x_BCHW), last.weight, None, last.stride, last.padding)
+        return y.flatten(2).transpose(1, 2)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         tokens_BLD: Tensor = self.layers(x_BCHW).flatten(2).transpose(1, 2)
