@@ -77,6 +77,8 @@ class Driver:
     """The few calls of the CUDA driver that part the multiprocessors."""
 
     SM, DEFAULT_STREAM, NON_BLOCKING = 1, 1, 1
+    ALONE = 1  # multiprocessors one by one, not in the groups that a cluster of thread blocks may span
+    BYTES = 144  # of a CUdevResource
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -88,31 +90,29 @@ class Driver:
         if status:
             raise RuntimeError(f"{name} answered with error {status}")
 
-    def streams(self, parts: int, multiprocessors: int) -> list[torch.cuda.Stream]:
+    def streams(self, parts: int, multiprocessors: int, flags: int) -> list[torch.cuda.Stream]:
         """One in each of ``parts`` disjoint groups of at least so many multiprocessors."""
-        rest = ctypes.create_string_buffer(512)  # a CUdevResource has 144 bytes, or a few more
-        self("cuDeviceGetDevResource", self.device, rest, self.SM)
+        whole, groups = (ctypes.create_string_buffer(n * self.BYTES) for n in (1, parts))
+        self("cuDeviceGetDevResource", self.device, whole, self.SM)
+        count = ctypes.c_uint(parts)  # all at once: a group or a remainder cannot be split again
+        self(
+            "cuDevSmResourceSplitByCount",
+            groups, ctypes.byref(count), whole, None, ctypes.c_uint(flags), ctypes.c_uint(multiprocessors),
+        )  # fmt: skip
+        if count.value < parts:
+            raise RuntimeError(f"only {count.value} groups of {multiprocessors} multiprocessors")
         out: list[torch.cuda.Stream] = []
-        for _ in range(parts):
-            group, remaining = ctypes.create_string_buffer(512), ctypes.create_string_buffer(512)
-            count, described = ctypes.c_uint(1), ctypes.c_void_p()
-            context, stream = ctypes.c_void_p(), ctypes.c_void_p()
-            self(
-                "cuDevSmResourceSplitByCount",
-                group, ctypes.byref(count), rest, remaining, ctypes.c_uint(0), ctypes.c_uint(multiprocessors),
-            )  # fmt: skip
+        for i in range(parts):
+            described, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+            group = ctypes.byref(groups, i * self.BYTES)
             self("cuDevResourceGenerateDesc", ctypes.byref(described), group, ctypes.c_uint(1))
             self(
                 "cuGreenCtxCreate",
-                ctypes.byref(context),
-                described,
-                self.device,
-                ctypes.c_uint(self.DEFAULT_STREAM),
-            )
+                ctypes.byref(context), described, self.device, ctypes.c_uint(self.DEFAULT_STREAM),
+            )  # fmt: skip
             self("cuGreenCtxStreamCreate", ctypes.byref(stream), context, ctypes.c_uint(self.NON_BLOCKING), 0)
             assert stream.value is not None
             out.append(torch.cuda.ExternalStream(stream.value))
-            rest = remaining
         return out
 
 
@@ -133,10 +133,12 @@ def measure(model: str, data: ArrayDataset) -> dict[str, float | str]:
     note("a stream each", lambda: together(runs))
     note("one graph", lambda: one_graph(runs))
     runs.clear()
-    for parts, multiprocessors in ((2, 64), (3, 40), (6, 16)):
+    for parts, multiprocessors, flags in ((2, 64, 0), (3, 40, 0), (6, 16, 0), (6, 22, Driver.ALONE)):
 
-        def apart(parts: int = parts, multiprocessors: int = multiprocessors) -> Callable[[], None]:
-            streams = Driver().streams(parts, multiprocessors)
+        def apart(
+            parts: int = parts, multiprocessors: int = multiprocessors, flags: int = flags
+        ) -> Callable[[], None]:
+            streams = Driver().streams(parts, multiprocessors, flags)
             return together(runs_of(model, data, [streams[i % parts] for i in range(RUNS)]))
 
         note(f"{parts} parts of {multiprocessors} multiprocessors", apart)
