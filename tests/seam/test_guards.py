@@ -219,6 +219,9 @@ def test_as_many_labels_as_samples() -> None:
         ({"num_classes": "10"}, "num_classes must be a whole number, got '10'"),
         ({"dim": 2.5}, "dim must be a whole number, got 2.5"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"alpha": -1.0}, "alpha .* positive, got -1.0"),
+        ({"repulsion_scale": float("nan")}, "repulsion_scale must be 0 or more, .* got nan"),
+        ({"schedule": lambda e, n: -1.0}, "gives ρ = -1.0 for epoch 0 of 1: ρ must be positive and finite"),
     ],
 )
 def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
@@ -249,6 +252,18 @@ def test_labels_of_32_bits_and_empty_batches() -> None:
     from protoseam.seam.guards import check_labels
 
     check_labels(Y[:0], CLASSES)
+    with pytest.raises(ValueError, match="the batch is empty"):
+        net(X[:0], Y[:0])
+
+
+def test_labels_that_are_no_tensor() -> None:
+    net = lifted()
+    with pytest.raises(
+        TypeError, match=r"labels must be a tensor of class indices, got list: torch\.as_tensor"
+    ):
+        net.objective(X, Y.tolist())
+    net.initialize([(x.numpy(), y.numpy()) for x, y in DATA])  # as some loaders give them
+    assert net.class_count.sum() == sum(len(y) for _, y in DATA)
 
 
 # ---------------------------------------------------------------------- values that are not finite
@@ -318,6 +333,31 @@ def test_a_jump_of_rho() -> None:
         net.set_progress(epoch, 10)
 
 
+def test_a_formula_typed_from_the_paper() -> None:
+    net = lifted(schedule=lambda t, T: 1 + 15 * t / (T - 1))
+    assert float(net.rho) == 16  # as SineAnneal: one epoch has no ramp
+    net.set_progress(0, 1)
+    assert float(net.rho) == 16
+    net.set_progress(3, 11)
+    assert float(net.rho) == 5.5
+    net = lifted(schedule=lambda t, T: float("nan") if t == 2 else 1.0)
+    with pytest.raises(ValueError, match="gives ρ = nan for epoch 2 of 5"):
+        net.set_progress(2, 5)
+
+
+def test_batches_of_one_class_before_a_fresh_normalisation() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    x, y = (torch.cat(part) for part in zip(*DATA, strict=True))
+    sorted_by_class = [(x[y == c], y[y == c]) for c in range(CLASSES)]
+    with pytest.warns(ps.SeamWarning, match="most batches hold one class only.*Shuffle the loader"):
+        ps.lift(model, dim=2).initialize(sorted_by_class)
+    net = ps.lift(model, dim=2)
+    net.initialize(DATA)
+    net(x, y)
+    net.refresh(sorted_by_class)  # with statistics of its own the order does not matter
+    ps.lift(network(), dim=2).initialize(sorted_by_class)
+
+
 def test_prototypes_without_values() -> None:
     with pytest.raises(
         ps.SeamError, match=r"FSInit.*net\.initialize\(loader\) before training, or .*init='random'"
@@ -383,6 +423,13 @@ def test_fewer_samples_than_dimensions() -> None:
     ):
         lifted(dim=16, covariance=covariance).initialize(DATA)
     lifted(dim=15).initialize(DATA)
+
+
+def test_fewer_samples_than_dimensions_without_initialize() -> None:
+    net = lifted(dim=16)
+    with pytest.warns(ps.SeamWarning, match=r"class 0 has 16 samples but k=16"):
+        net.refresh(DATA)
+    net.refresh(DATA)
 
 
 def test_many_classes_are_not_all_named() -> None:

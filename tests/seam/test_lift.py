@@ -242,9 +242,62 @@ def test_cutting_behind_any_layer() -> None:
     assert torch.equal(net(X), model(X))
     step(net, sgd(net), X, Y)
     assert not torch.equal(net(X), model(X))  # a copy was lifted
+    state = torch.get_rng_state()
+    guessed = ps.lift(model, at="1")  # the input is guessed, without touching the caller's draws
+    assert (guessed.dim, guessed.num_classes) == (HIDDEN, CLASSES)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class HeadFirst(nn.Module):
+    """Its classifier was registered before the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(HIDDEN, CLASSES)
+        self.body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
+        self.hidden: bool = False
+
+    def forward(self, x: Tensor, *needed: Tensor) -> Tensor:
+        if self.hidden:
+            x = x + needed[0]
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("probe", [None, X])
+def test_the_classifier_is_the_layer_whose_output_the_model_gives(probe: Tensor | None) -> None:
+    net = ps.lift(HeadFirst(), at="head", dim=DIM, probe=probe)
+    assert (net.seam_layer, net.dim, net.num_classes) == ("head", DIM, CLASSES)
+    net.initialize(batches())
+    inner = ps.lift(HeadFirst(), at="body.0", probe=probe)  # the last Linear by name, and not the classifier
+    assert (inner.seam_layer, inner.dim, inner.num_classes) == (None, HIDDEN, CLASSES)
+    with pytest.raises(
+        ValueError, match=r"behind 'body\.0' is as wide as that layer's output: leave dim out"
+    ):
+        ps.lift(HeadFirst(), at="body.0", dim=DIM, probe=probe)
+
+
+def test_the_classifier_of_a_model_whose_input_nobody_can_guess() -> None:
+    model = HeadFirst()
+    model.hidden = True
+    assert ps.lift(model, at="head", dim=DIM).seam_layer == "head"
+    with pytest.raises(ps.SplitError, match="pass a batch of inputs, probe=x"):
+        ps.lift(model, at="head")
 
 
 # ---------------------------------------------------------------------- refusals
+
+
+def test_a_cut_with_nothing_behind_it() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.LayerNorm(CLASSES))
+    with pytest.raises(ValueError, match="nothing that could learn lies behind '1'"):
+        ps.lift(model, at="1", probe=X)
+
+
+def test_halves_that_share_a_parameter() -> None:
+    shared = nn.Linear(FEATURES, FEATURES)
+    halves = nn.Sequential(shared), nn.Sequential(shared, nn.Linear(FEATURES, CLASSES))
+    with pytest.raises(ValueError, match=r"N2's '0\.weight' is also a parameter of N1: .* over the seam"):
+        ps.lift(halves, init="random")
 
 
 def test_layers_that_do_not_exist() -> None:
@@ -354,6 +407,10 @@ def test_embeddings_that_are_never_negative() -> None:
     net = ps.lift((n1, nn.Linear(DIM, CLASSES)), allow_relu=True)
     with pytest.warns(ps.SeamWarning, match="no embedding has a negative coordinate"):
         net.initialize(batches())
+    net.refresh(batches())  # said once
+    net = ps.lift((n1, nn.Linear(DIM, CLASSES)), allow_relu=True, init="random")
+    with pytest.warns(ps.SeamWarning, match="no embedding has a negative coordinate"):
+        net.refresh(batches())  # nobody had to call initialize
 
 
 def test_something_behind_the_last_linear() -> None:

@@ -86,6 +86,8 @@ def check_one_label_each(z_BK: Tensor, y_B: Tensor) -> None:
     """Broadcasting would make something of other lengths, and nothing sensible."""
     if len(z_BK) != len(y_B):
         raise ValueError(f"{len(z_BK)} samples but {len(y_B)} labels: give one label each")
+    if y_B.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"labels must be int64 or int32, got {y_B.dtype}: pass y.long()")
 
 
 def class_moments(

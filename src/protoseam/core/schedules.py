@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["ConstantRho", "Schedule", "SineAnneal", "sine_anneal"]
+__all__ = ["ConstantRho", "Schedule", "SineAnneal", "rho_at", "sine_anneal"]
 
 Schedule = Callable[[int, int], float]
 
@@ -21,6 +21,21 @@ def sine_anneal(epoch: int, epochs: int, rho_min: float, rho_max: float) -> floa
         raise ValueError(f"the schedule needs epochs ≥ 1 and epoch ≥ 0, got epoch={epoch}, epochs={epochs}")
     progress = 1.0 if epochs == 1 else min(epoch / (epochs - 1), 1.0)
     return rho_min + (rho_max - rho_min) * math.sin(0.5 * math.pi * progress)
+
+
+def rho_at(schedule: Schedule, epoch: int, epochs: int) -> float:
+    """A schedule's ρ, checked. One that divides by T − 1 ends a single epoch where it ends two: at its last value."""
+    try:
+        rho = float(schedule(epoch, epochs))
+    except ZeroDivisionError:
+        if epochs != 1:
+            raise
+        rho = float(schedule(1, 2))
+    if not 0 < rho < math.inf:
+        raise ValueError(
+            f"the schedule gives ρ = {rho} for epoch {epoch} of {epochs}: ρ must be positive and finite"
+        )
+    return rho
 
 
 @dataclass(frozen=True)

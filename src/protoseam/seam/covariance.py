@@ -67,6 +67,9 @@ class AbstractCovariance(nn.Module):
     def bind(self, num_classes: int, dim: int) -> None:
         """Allocate for this many classes and this width, with factors σ0·I (alg:lifted, line 1)."""
 
+    def begin(self, rho: float) -> None:
+        """Called once, with the ρ that holds until an epoch starts."""
+
     def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
         """Called with each training batch's embeddings; must not sync."""
 
@@ -246,12 +249,14 @@ class IsotropicCovariance(AbstractCovariance):
         self.variance, self.floor = variance, float(_check_floor(floor))
 
     def bind(self, num_classes: int, dim: int) -> None:
-        variance = 0.0 if self.variance is None else self.variance
-        self.register_buffer("factors", torch.full((1, 1), (variance + self.floor**2) ** 0.5))
+        self.register_buffer("factors", torch.full((1, 1), self.floor))
 
-    def progress(self, rho: float, lr: float | None) -> None:
+    def begin(self, rho: float) -> None:
         variance = 1 / rho if self.variance is None else self.variance
         self.factors.fill_((variance + self.floor**2) ** 0.5)
+
+    def progress(self, rho: float, lr: float | None) -> None:
+        self.begin(rho)
 
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> None:
         return None

@@ -24,6 +24,7 @@ __all__ = [
     "report_floors",
     "warn_collapse",
     "warn_counts",
+    "warn_one_sided",
 ]
 
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
@@ -40,6 +41,10 @@ class SeamWarning(UserWarning):
 
 def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
     """Labels must be integers in 0…n−1; without ``values`` only what can be seen without a sync is checked."""
+    if not isinstance(y_B, Tensor):
+        raise TypeError(
+            f"labels must be a tensor of class indices, got {type(y_B).__name__}: torch.as_tensor(y)"
+        )
     if y_B.dtype not in (torch.int64, torch.int32) or y_B.ndim != 1:
         raise ValueError(
             f"labels must be a vector of class indices (int64), got {y_B.dtype} of shape {tuple(y_B.shape)}; "
@@ -93,6 +98,17 @@ def warn_collapse(z_NK: Tensor) -> None:
         )
 
 
+def warn_one_sided(z_NK: Tensor) -> None:
+    """No embedding below zero (§design), whatever layers N1 ends with."""
+    if len(z_NK) > 1 and bool((z_NK >= 0).all()):
+        warnings.warn(
+            "no embedding has a negative coordinate: N1 seems to end in a ReLU-like activation, and a Gaussian "
+            "cannot surround a prototype on the boundary of that orthant. Put the seam before the activation",
+            SeamWarning,
+            stacklevel=4,
+        )
+
+
 def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
     """min_i |D_i| > k, else Σ̂ is singular (§dimension); and no class may be empty."""
     count = count_C.tolist()
@@ -102,7 +118,7 @@ def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
             f"class {name_some(empty)} has no sample: its prototype is trained by repulsion and sampling alone. "
             "Lower num_classes or complete the data",
             SeamWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     few = [c for c, n in enumerate(count) if 0 < n <= dim]
     if few and full:
@@ -111,7 +127,7 @@ def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
             f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
             "dim, or use structure='diagonal' or 'shared'",
             SeamWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -14,7 +14,7 @@ from protoseam.seam.classifier import find_classifier, get_layer, seam_linear
 from protoseam.seam.covariance import AbstractCovariance
 from protoseam.seam.lifted import ClassWeights, Lifted
 from protoseam.seam.prototypes import Init
-from protoseam.seam.split import evaluating, one_sided_tail, split
+from protoseam.seam.split import SplitError, evaluating, guess_probe, one_sided_tail, split
 
 __all__ = ["lift"]
 
@@ -63,7 +63,7 @@ def lift(
         if at is not None:
             raise ValueError(f"at={at!r} says where to cut a whole model, but two halves were given")
         n1, n2 = model
-    elif at is None or _is_classifier(model, at):
+    elif at is None or _is_classifier(model, at, dim, probe):
         n1 = copy.deepcopy(model)
         seam_layer = find_classifier(n1, num_classes) if at is None else at
         old = get_layer(n1, seam_layer) if seam_layer else n1
@@ -77,7 +77,13 @@ def lift(
     else:
         if dim is not None:
             raise ValueError(f"the seam behind {at!r} is as wide as that layer's output: leave dim out")
+        probe = guess_probe(model) if probe is None else probe
         n1, n2 = split(copy.deepcopy(model), at, probe=probe)
+        if not any(True for _ in n2.parameters()):
+            raise ValueError(
+                f"nothing that could learn lies behind {at!r}: N2 would have no parameter. Cut earlier, or leave "
+                "at= out to replace the last Linear"
+            )
     if seam_layer is None:
         _refuse_one_sided(n1, allow_relu)
         dim, num_classes, seam_shape = _sizes(n1, n2, dim, num_classes, probe)
@@ -117,11 +123,24 @@ def _positive(num_classes: int, dim: int) -> None:
         )
 
 
-def _is_classifier(model: nn.Module, at: str) -> bool:
-    """Whether ``at`` names the model's last Linear (to be replaced) rather than a place to cut."""
-    if not isinstance(get_layer(model, at), nn.Linear):
+def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Tensor | None) -> bool:
+    """Whether ``at`` names the Linear that gives the model's output (to be replaced) rather than a place to cut."""
+    layer = get_layer(model, at)
+    if not isinstance(layer, nn.Linear):
         return False
-    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear)][-1] == at
+    try:
+        probe = guess_probe(model) if probe is None else probe
+    except SplitError:  # then what the caller asks for decides, and the first batch proves it
+        linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+        return dim is not None or linears[-1] == at
+    seen: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    try:
+        with evaluating(model), torch.no_grad():
+            logits = model(probe)
+    finally:
+        handle.remove()
+    return len(seen) == 1 and isinstance(logits, Tensor) and torch.equal(logits, seen[0])
 
 
 def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ Legend: B batch, C classes, K seam width.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, overload
@@ -20,7 +21,7 @@ from protoseam.core.covariance import check_one_label_each, class_moments
 from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
 from protoseam.core.sampling import check_draws
-from protoseam.core.schedules import Schedule, SineAnneal
+from protoseam.core.schedules import Schedule, SineAnneal, rho_at
 from protoseam.seam.classifier import deploy_at
 from protoseam.seam.covariance import AbstractCovariance, ExactCovariance, Refreshed
 from protoseam.seam.guards import (
@@ -33,6 +34,7 @@ from protoseam.seam.guards import (
     report_floors,
     warn_collapse,
     warn_counts,
+    warn_one_sided,
 )
 from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import all_reduce, broadcast
@@ -89,6 +91,13 @@ class Lifted(nn.Module):
         if schedule is not None and not callable(schedule):
             raise TypeError(f"schedule must be a schedule such as ps.SineAnneal(1, 16), got {schedule!r}")
         check_draws(draws, antithetic)
+        if not 0 < alpha < math.inf:
+            raise ValueError(
+                f"alpha is the rate at which repulsion fades with distance: positive, got {alpha}"
+            )
+        if repulsion_scale is not None and not 0 <= repulsion_scale < math.inf:
+            raise ValueError(f"repulsion_scale must be 0 or more, or None for ρ; got {repulsion_scale}")
+        _refuse_shared(n1, n2)
         self.n1, self.n2 = n1, n2
         self.num_classes, self.dim = num_classes, dim
         self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer
@@ -106,11 +115,13 @@ class Lifted(nn.Module):
         self.covariance = ExactCovariance() if covariance is None else copy.deepcopy(covariance)
         self.covariance.bind(num_classes, dim)
         self.covariance.to(device)
-        self.register_buffer("rho", torch.tensor(float(self.schedule(0, 1)), device=device))
+        rho = rho_at(self.schedule, 0, 1)
+        self.covariance.begin(rho)
+        self.register_buffer("rho", torch.tensor(rho, device=device))
         self.register_buffer("progress", torch.tensor([0, 1], device=device))
         self.register_buffer("class_count", torch.zeros(num_classes, dtype=torch.int64, device=device))
         self.register_buffer("ready", torch.tensor(self.init != "fsinit", device=device))
-        self._ready, self._counted = bool(self.ready), False
+        self._ready, self._counted, self._looked = bool(self.ready), False, False
         self.register_load_state_dict_post_hook(_after_load)
         # Under DDP each process accumulates its own samples; refresh() merges them.
         self._ddp_params_and_buffers_to_ignore = [
@@ -229,13 +240,6 @@ class Lifted(nn.Module):
         ``embeddings``: ``(N1(x), y)`` of the data, for callers who have swept it themselves.
         """
         z_NK, y_N = self._swept(loader, embeddings, "initialize")
-        if len(z_NK) > 1 and bool((z_NK >= 0).all()):
-            warnings.warn(
-                "no embedding has a negative coordinate: N1 seems to end in a ReLU-like activation, and a Gaussian "
-                "cannot surround a prototype on the boundary of that orthant. Put the seam before the activation",
-                SeamWarning,
-                stacklevel=2,
-            )
         count_C, mean_CK, _ = class_moments(
             z_NK, y_N, self.num_classes, structure="diagonal", reduce=all_reduce()
         )
@@ -244,14 +248,13 @@ class Lifted(nn.Module):
             with torch.no_grad():
                 self.prototypes.copy_(forward_sweep(count_C, mean_CK))
         broadcast(self.prototypes.data)
-        full = getattr(self.covariance, "structure", None) == "full"
-        warn_counts(count_C, self.dim, full)
+        self._look(z_NK, count_C)
         self._set_ready()
 
     def set_progress(self, epoch: int, epochs: int, *, lr: float | None = None) -> None:
         """Start epoch ``epoch`` (from 0) of ``epochs``: sets ρ(t) and whatever follows it."""
         self._between_epochs()
-        rho, before = float(self.schedule(epoch, epochs)), float(self.schedule(max(epoch - 1, 0), epochs))
+        rho, before = (rho_at(self.schedule, at, epochs) for at in (epoch, max(epoch - 1, 0)))
         if rho > 4 * before:
             warnings.warn(
                 f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
@@ -275,6 +278,8 @@ class Lifted(nn.Module):
         found = self.covariance.refresh(z_NK, y_N, all_reduce())
         if found is not None:
             self._report(found)
+        if z_NK is not None and not self._looked:
+            self._look(z_NK, self.class_count)
 
     @torch.no_grad()
     def deploy(self, *, fold: bool = False) -> nn.Module:
@@ -306,11 +311,17 @@ class Lifted(nn.Module):
                 )
             embeddings = collect_embeddings(self, self.embed, loader, self._device, what)
         z_NK, y_N = embeddings
-        check_one_label_each(z_NK, y_N)
         check_labels(y_N, self.num_classes)
+        check_one_label_each(z_NK, y_N)
         check_embeddings(z_NK, y_N, what)
         warn_collapse(z_NK)
         return z_NK, y_N
+
+    def _look(self, z_NK: Tensor, count_C: Tensor) -> None:
+        """What only the data can tell of §design and §dimension, said once."""
+        self._looked = True
+        warn_one_sided(z_NK)
+        warn_counts(count_C, self.dim, getattr(self.covariance, "structure", None) == "full")
 
     def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
         if not self._ready:
@@ -327,7 +338,9 @@ class Lifted(nn.Module):
                 f"N1 returned shape {tuple(z_BK.shape)} where (batch, {self.dim}) was expected: the seam must be "
                 f"{self.dim} wide and nothing may follow the layer it lies behind"
             )
-        check_labels(y_B, self.num_classes, values=y_B.device.type == "cpu")
+        check_labels(y_B, self.num_classes, values=self._device.type == "cpu")
+        if not len(z_BK):
+            raise ValueError("the batch is empty, and the consensus term is a mean over it: leave it out")
         if self.training and torch.is_grad_enabled():
             self._guard.step(self.prototypes, self._witness())
 
@@ -373,7 +386,8 @@ class Lifted(nn.Module):
             raise SeamError(
                 f"the output of {type(self.n1).__name__} is not the output of its layer {self.seam_layer!r}"
                 f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "
-                "Remove that (the loss wants logits), or cut elsewhere: ps.lift((n1, n2), …)"
+                "Remove that (the loss wants logits), name the classifier if it is another layer (at=…), or cut "
+                "elsewhere: ps.lift((n1, n2), …)"
             )
         self._proved = True
         return z
@@ -410,6 +424,16 @@ class Lifted(nn.Module):
             self.n2._apply(fn)
             self.covariance._apply(keep_exactly)  # float64 moments stay float64
         return self
+
+
+def _refuse_shared(n1: nn.Module, n2: nn.Module) -> None:
+    mine = {id(p) for p in n1.parameters()}
+    shared = [name for name, p in n2.named_parameters() if id(p) in mine]
+    if shared:
+        raise ValueError(
+            f"N2's {shared[0]!r} is also a parameter of N1: it would carry gradients over the seam. Give each half "
+            "its own"
+        )
 
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:

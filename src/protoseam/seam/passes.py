@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
+from protoseam.seam.guards import SeamWarning
 
 __all__ = ["as_deployed", "collect_embeddings"]
 
@@ -33,13 +35,13 @@ def collect_embeddings(
     ys: list[Tensor] = []
     size = 0
     shape: torch.Size | None = None
-    with as_deployed(module), torch.no_grad():
+    with as_deployed(module) as fresh, torch.no_grad():
         for batch in loader:
             if not isinstance(batch, list | tuple) or len(batch) < 2:
                 raise TypeError(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
-            x, y = batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True)
+            x, y = (torch.as_tensor(part).to(device, non_blocking=True) for part in batch[:2])
             try:
                 z = at_least_float32(embed(x))
             except RuntimeError as error:
@@ -62,12 +64,25 @@ def collect_embeddings(
             f"{what} got an empty loader: was it a generator, used up by the loop before? Pass a "
             "DataLoader, which can be iterated again"
         )
+    if fresh and _mostly_one_class(ys):
+        warnings.warn(
+            f"{what}: most batches hold one class only, and the network's BatchNorm layers, which have no statistics "
+            "yet, normalise each batch by itself: the classes fall together. Shuffle the loader",
+            SeamWarning,
+            stacklevel=4,
+        )
     return torch.cat(zs), torch.cat(ys)
 
 
+def _mostly_one_class(ys: list[Tensor]) -> bool:
+    several = [y for y in ys if len(y) > 1]
+    pure = sum(bool((y == y[0]).all()) for y in several)
+    return 2 * pure > len(several) and any(bool(y[0] != several[0][0]) for y in several)
+
+
 @contextmanager
-def as_deployed(module: nn.Module) -> Iterator[None]:
-    """Eval mode, except that a BatchNorm which has seen no data yet uses its batch's statistics.
+def as_deployed(module: nn.Module) -> Iterator[bool]:
+    """Eval mode, except that a BatchNorm which has seen no data yet uses its batch's statistics; are there such?
 
     Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit
     would put the prototypes where training never is. Such layers keep their running statistics untouched.
@@ -85,7 +100,7 @@ def as_deployed(module: nn.Module) -> Iterator[None]:
         module.eval()
         for m in fresh:
             m.train()
-        yield
+        yield bool(fresh)
     finally:
         for m, buffers in zip(fresh, kept, strict=True):
             for name, b in buffers.items():

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from protoseam.errors import ProtoSeamError
 from protoseam.seam.classifier import get_layer
 
-__all__ = ["SplitError", "evaluating", "one_sided_tail", "split"]
+__all__ = ["SplitError", "evaluating", "guess_probe", "one_sided_tail", "split"]
 
 # Activations whose range is (almost) the non-negative half line: §design, "Lifting location".
 ONE_SIDED_MODULES = (
@@ -47,7 +47,7 @@ def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn
     from the first layer if not given), in eval mode, bit for bit.
     """
     get_layer(model, at)
-    probe = _guess_probe(model, at) if probe is None else probe
+    probe = guess_probe(model) if probe is None else probe
     n1, n2 = _cut(model, at)
     with evaluating(model, n1, n2), torch.no_grad():
         expected, found = model(probe), n2(n1(probe))
@@ -187,30 +187,27 @@ def _parameters_of(nodes: Iterable[fx.Node], model: nn.Module) -> set[str]:
     return found
 
 
-def _guess_probe(model: nn.Module, at: str) -> Tensor:
+def guess_probe(model: nn.Module) -> Tensor:
     """Two random inputs of a shape the model accepts, or an error that asks for one."""
-    for shape in _shapes(model):
-        parameter = next(model.parameters())
-        probe = torch.randn(2, *shape, device=parameter.device, dtype=parameter.dtype)
+    generator = torch.Generator().manual_seed(0)  # the caller's draws stay as they are
+    for shape in dict.fromkeys(_shapes(model)):
+        probe = torch.randn(2, *shape, generator=generator).to(next(model.parameters()))
         try:
             with evaluating(model), torch.no_grad():
                 model(probe)
         except Exception:  # whatever it says, this is not the shape the model wants
             continue
         return probe
-    raise SplitError(
-        f"cannot guess an input for {type(model).__name__}: pass one, ps.split(model, at={at!r}, probe=x)"
-    )
+    raise SplitError(f"cannot guess an input for {type(model).__name__}: pass a batch of inputs, probe=x")
 
 
 def _shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
+    """What the layers take, in the order of their names: the first is usually the one that sees the input."""
     for m in model.modules():
         if isinstance(m, nn.Linear):
             yield (m.in_features,)
-            return
-        if isinstance(m, nn.Conv2d):
+        elif isinstance(m, nn.Conv2d):
             yield from ((m.in_channels, side, side) for side in (32, 28, 64, 224, 8))
-            return
 
 
 def one_sided_tail(n1: nn.Module) -> str | None:
