@@ -86,10 +86,10 @@ class Resident:
         self.size = len(train)
         self.batch_size = min(batch_size, self.size - self.size % world)
         self.local_batch = self.batch_size // world
-        self.steps = (
-            self.size // self.batch_size
-        )  # the rest of a permutation is left out, another one each epoch
-        rows = self.steps * self.local_batch
+        # the steps leave out the rest of a permutation, another one each epoch; it lies behind their rows, for passes
+        # that want every sample
+        self.steps = self.size // self.batch_size
+        rows = self.steps * self.local_batch + len(range(rank, self.size % self.batch_size, world))
         self.x = torch.empty(rows, *self.sample_shape, dtype=dtype, device=self.device)
         if not self.flat:
             self.x = self.x.to(memory_format=torch.channels_last)
@@ -116,7 +116,10 @@ class Resident:
     # ------------------------------------------------------------------ training
 
     def load_epoch(self, epoch: int) -> None:
-        """Fill ``x`` and ``y`` with epoch ``epoch``'s batches, in order (this process's share of each)."""
+        """Fill ``x`` and ``y`` with epoch ``epoch``'s batches, in order, and what is left of the data behind them.
+
+        Of each this process's share.
+        """
         if self._spare is None:
             self._fill(self.x, self.y, epoch)
             return
@@ -143,9 +146,10 @@ class Resident:
 
     def _fill(self, x: Tensor, y: Tensor, epoch: int) -> None:
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch, purpose=0))
-        order = torch.randperm(self.size, generator=generator)[: self.steps * self.batch_size]
-        order = order.view(self.steps, self.batch_size)[:, self.rank :: self.world].flatten()
-        indices = order.to(self.device, non_blocking=True)
+        order = torch.randperm(self.size, generator=generator)
+        whole, rest = order.split([self.steps * self.batch_size, self.size % self.batch_size])
+        mine = whole.view(self.steps, self.batch_size)[:, self.rank :: self.world].flatten()
+        indices = torch.cat([mine, rest[self.rank :: self.world]]).to(self.device, non_blocking=True)
         at = torch.full((), epoch, dtype=torch.int64, device=self.device)
         torch.index_select(self.labels, 0, indices, out=y)
         most = _CHUNK if self._kernels is None else self._kernels.chunk(self.images)
@@ -167,9 +171,10 @@ class Resident:
             self._compile()
 
     def clean(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's training samples as evaluation sees them: no augmentation, fixed order."""
+        """This process's training samples as evaluation sees them: no augmentation, a fixed order without classes."""
+        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed)).to(self.device)
         for lo in range(self.rank * _EVALUATION_BATCH, self.size, self.world * _EVALUATION_BATCH):
-            rows = slice(lo, lo + _EVALUATION_BATCH)
+            rows = order[lo : lo + _EVALUATION_BATCH]
             yield self._normalised(self.images[rows]), self.labels[rows]
 
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -239,11 +244,7 @@ class _Spare:
 
 
 def _equal_chunks(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape.
-
-    The size comes in 256s, where it can, so that most batch sizes share a shape: the compiler keeps eight.
-    """
-    count = -(-total // most)
-    size = min(total, -(-total // (256 * count)) * 256)
+    """Ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape."""
+    size = -(-total // -(-total // most))
     for hi in range(size, total + size, size):
         yield min(hi, total) - size, min(hi, total)

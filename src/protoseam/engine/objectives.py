@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import protoseam as ps
 from protoseam.core import consensus_slope
 from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
+from protoseam.errors import DataError
 from protoseam.seam.covariance import AbstractCovariance
 
 __all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective"]
@@ -146,7 +147,10 @@ class Lifting(AbstractObjective):
         return self.net.param_groups(lr, weight_decay)
 
     def begin(self, sweep: Sweep) -> None:
-        self.net.initialize(embeddings=sweep(self.net.embed))
+        try:
+            self.net.initialize(embeddings=sweep(self.net.embed))
+        except ValueError as error:
+            raise DataError(f"training cannot begin: {error} (as a setting: lift.init)") from error
 
     def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None:
         self.net.set_progress(epoch, epochs, lr=lr)

@@ -236,7 +236,11 @@ class Run:
             if self.config.lift.clean_pass:
                 pairs = [(self._cast(embed, x).float(), y) for x, y in self.data.clean()]
                 return torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs])
-            rows = torch.split(self.data.x, self._sweep_rows())
+            rows = list(self.data.x.split(self._sweep_rows()))
+            if (
+                len(rows) > 1 and len(rows[-1]) == 1
+            ):  # a normalisation without statistics cannot take one alone
+                rows[-2:] = [self.data.x[-1 - len(rows[-2]) :]]
             return torch.cat([self._cast(embed, x).float() for x in rows]), self.data.y
 
     def _sweep_rows(self) -> int:
