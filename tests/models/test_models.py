@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
+import vit_oracle
 from torch import nn
 
 from protoseam.errors import ModelError
@@ -119,21 +120,66 @@ def test_patch_stem_is_a_strided_convolution() -> None:
     torch.testing.assert_close(stem(channels_last), stem(x))
 
 
-def test_attention_equals_the_plain_formula() -> None:
-    attention = vit_s(5, dim=32, heads=4, depth=1, mlp=32).blocks[0].attention.double()
-    x = torch.randn(2, 6, 32, dtype=torch.float64)
-    q, k, v = (attention.qkv(x)[..., i * 32 : (i + 1) * 32] for i in range(3))
-    out = torch.zeros_like(x)
-    for head in range(4):
-        s = slice(head * 8, head * 8 + 8)
-        scores = q[..., s] @ k[..., s].transpose(1, 2) / math.sqrt(8)
-        out[..., s] = scores.softmax(-1) @ v[..., s]
-    torch.testing.assert_close(attention(x), attention.proj(out))
+class Scaled(nn.Module):
+    """In dropout's place, so that its place can be seen."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
 
 
-def test_vit_regularizers_act_in_training_only() -> None:
-    model = vit_s(5, dim=32, depth=3, mlp=32, dropout=0.2, drop_path=0.5)
-    assert [block.drop_path for block in model.blocks] == [0.0, 0.25, 0.5]
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_the_vit_is_the_formulas(stem: str, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = (
+        vit_s(5, image_size=8, patch=4, dim=24, heads=3, depth=2, mlp=20, pool=pool, stem=stem)
+        .double()
+        .eval()
+    )
+    for name, value in model.state_dict().items():  # nothing may be 0, 1 or small by initialisation
+        if value.is_floating_point():
+            value.copy_(
+                torch.rand_like(value) + 0.5 if "running_var" in name else torch.randn_like(value) / 2
+            )
+    factors = [1.1, 0.9, 1.2, 0.8, 1.3, 0.7, 1.4]
+    rest = iter(factors)
+    model.drop = Scaled(next(rest))
+    for block in model.blocks:
+        block.attention.drop = Scaled(next(rest))
+        block.mlp[2], block.mlp[4] = Scaled(next(rest)), Scaled(next(rest))
+    monkeypatch.setattr(type(model.blocks[0]), "_keep", lambda self, branch: branch * 1.7)
+    x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    expected = vit_oracle.features(
+        model.state_dict(), x, depth=2, heads=3, patch=4, conv=stem == "conv", cls=pool == "cls",
+        factors=factors, branch=1.7,
+    )  # fmt: skip
+    torch.testing.assert_close(model.features(x), expected)
+    torch.testing.assert_close(model(x), expected @ model.head.weight.T + model.head.bias)
+    if stem == "conv":
+        products = model.stem.products(x)
+        torch.testing.assert_close(products + model.stem.layers[-1].bias, model.stem(x))
+        assert not torch.allclose(products, model.stem(x))
+
+
+def test_the_convnet_is_two_convolutions_rectified_and_pooled() -> None:
+    model = convnet(5, image_size=8, widths=(3, 4))
+    h = torch.randn(2, 1, 8, 8)
+    out = model(h)
+    for conv in (model.features[0], model.features[3]):
+        h = F.conv2d(h, conv.weight, conv.bias, padding=1).clamp(min=0)
+        h = h.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).amax((3, 5))
+    torch.testing.assert_close(out, h.flatten(1) @ model.fc.weight.T + model.fc.bias)
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.2}, {"drop_path": 0.5}])
+def test_each_of_the_vits_regularizers_acts_in_training_only(options: dict[str, float]) -> None:
+    model = vit_s(5, dim=32, depth=3, mlp=32, **options)
+    rates = [block.drop_path for block in model.blocks]
+    assert rates == ([0.0, 0.25, 0.5] if "drop_path" in options else [0.0] * 3)
     x = torch.randn(4, 3, 32, 32)
     assert not torch.equal(model(x), model(x))
     model.eval()
