@@ -31,7 +31,6 @@ RUN = [
     "--device=cpu",
 ]
 RUN += ["--lift.dim=4", "--deterministic=true", "--checkpoint_every=1", "--quiet=true"]
-MEGABYTE = 1 << 20
 FULL, READ_ONLY, DENIED, LIMIT = "the disk is full", "read-only file system", "not writable", "size limit"
 
 

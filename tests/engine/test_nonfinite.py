@@ -12,6 +12,7 @@ import torch
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint, session
 from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.trainer import DivergedError, Run
 
@@ -46,7 +47,7 @@ def test_the_update_is_not_applied_and_step_term_and_class_are_named(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(dataclasses.replace(SMALL, variant=variant), load("digits"))
-    run.run_epoch()
+    run_epoch_together([run])
     poison(monkeypatch, epoch=1, step=4)
     run.begin_epoch()
     for _ in range(4):
@@ -92,7 +93,7 @@ def test_skip_leaves_the_bad_step_out(tmp_path: Path, monkeypatch: pytest.Monkey
     for covariance in ("exact", "running"):
         lift = dataclasses.replace(SMALL.lift, covariance=covariance)
         run = Run(dataclasses.replace(SMALL, on_nonfinite="skip", lift=lift), load("digits"))
-        run.run_epoch()
+        run_epoch_together([run])
         run.begin_epoch()
         for _ in range(run.data.steps):
             run.step.run()

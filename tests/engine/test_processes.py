@@ -73,6 +73,7 @@ import torch
 from protoseam.data.loading import load
 from protoseam.engine.config import OptimConfig, RunConfig
 from protoseam.engine.distributed import join
+from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.step import TrainStep
 from protoseam.engine.trainer import Run
 
@@ -88,7 +89,7 @@ TrainStep.losses = losses
 config = RunConfig(model="mlp", variant="baseline", epochs=1, augment="none", on_nonfinite="skip", device="cpu",
                    optim=OptimConfig(lr=0.05))
 run = Run(config, load("digits"), processes)
-row = run.run_epoch()
+(row,) = run_epoch_together([run])
 weights = torch.cat([p.detach().flatten() for p in run.objective.parameters()])
 others = [torch.empty_like(weights) for _ in range(2)]
 torch.distributed.all_gather(others, weights)

@@ -205,9 +205,9 @@ def test_packed_networks_with_dropout_draw_as_they_would_alone() -> None:
     alone = []
     for config in configs:
         run = Run(config, dataset)
-        alone.append([run.run_epoch()["loss"] for _ in range(2)])
+        alone.append([run_epoch_together([run])[0]["loss"] for _ in range(2)])
     packed = [Run(config, dataset) for config in configs]
-    packed[0].run_epoch()  # one ahead of the other, as after a kill between their checkpoints
+    run_epoch_together([packed[0]])  # one ahead of the other, as after a kill between their checkpoints
     first, second = run_epoch_together(packed)
     assert first["loss"] == alone[0][1]
     assert second["loss"] == alone[1][0]

@@ -72,15 +72,15 @@ def test_a_resumed_run_is_the_run(name: str, tmp_path: Path) -> None:
     cfg = config(**VARIANTS[name])
     data = load("digits")
     whole = Run(cfg, data)
-    rows = [whole.run_epoch() for _ in range(4)]
+    rows = [run_epoch_together([whole])[0] for _ in range(4)]
     first = Run(cfg, data)
     for _ in range(2):
-        first.run_epoch()
+        run_epoch_together([first])
     path = tmp_path / "state.pt"
     torch.save(first.state(), path)
     second = Run(cfg, data)
     second.load_state(torch.load(path, weights_only=True))
-    again = [second.run_epoch() for _ in range(2)]
+    again = [run_epoch_together([second])[0] for _ in range(2)]
     assert same(without_seconds(whole.state()), without_seconds(second.state()))
     for row, other in zip(rows[2:], again, strict=True):
         assert row["loss"] == other["loss"]
@@ -92,8 +92,8 @@ def test_packed_runs_are_the_runs_alone() -> None:
     choices = [config(variant=v, seed=s) for v in ("baseline", "protoseam") for s in (1, 2)]
     alone = [Run(c, data) for c in choices]
     for run in alone:
-        run.run_epoch()
-        run.run_epoch()
+        run_epoch_together([run])
+        run_epoch_together([run])
     together = [Run(c, data) for c in choices]
     run_epoch_together(together)
     run_epoch_together(together)
@@ -212,7 +212,7 @@ def test_config_round_trip_and_unknown_keys() -> None:
 def test_evaluation_sees_the_deployed_network_only() -> None:
     """Prototypes and covariance cannot change the accuracy that is reported."""
     run = Run(config(), load("digits"))
-    run.run_epoch()
+    run_epoch_together([run])
     before = run.accuracy("test")
     with torch.no_grad():
         run.objective.net.prototypes.fill_(7.0)

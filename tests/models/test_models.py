@@ -228,7 +228,7 @@ def test_build_without_timm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ValueError, match="timm, which would add its own names, cannot be imported"):
+    with pytest.raises(ValueError, match="timm, which would add its own, cannot be imported"):
         build("wide_resnet", 10, (3, 32, 32))
 
 

@@ -182,7 +182,7 @@ def test_losses_and_accuracies_are_held_out() -> None:
 
 
 def test_study_is_reproducible_and_seeded() -> None:
-    first, again, other = (toy.toy_study((0.3,), samples=500, seeds=2, seed=s) for s in (3, 3, 4))
+    first, again, other = (toy.simulate((0.3,), samples=500, seeds=2, seed=s).rows() for s in (3, 3, 4))
     assert first == again
     assert first != other
     # seed r is the stream of seed + r: two runs share the seeds they have in common
@@ -216,7 +216,7 @@ def test_command_prints_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["sigma"] for row in rows] == list(toy.SIGMAS)
     assert all(tuple(row) == KEYS for row in rows)
-    assert rows == toy.toy_study(samples=400, seeds=2)
+    assert rows == toy.simulate(toy.SIGMAS, samples=400, seeds=2).rows()
     assert "over one seed deviation from a*" in err
 
 

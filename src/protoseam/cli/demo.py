@@ -42,11 +42,10 @@ def run(args: argparse.Namespace) -> int:
     console.print(
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )
-    import torch  # after the first words, because it takes a second
-
+    from protoseam.cli.options import one_thread  # after the first words, because it takes a second
     from protoseam.experiments import demo
 
-    torch.set_num_threads(1)  # networks this small lose more than they gain by sharing cores
+    one_thread()
 
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     with (_Bar if console.is_terminal else _Lines)(console, total) as watcher:
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
         files += save_clusters(net, *data.test, args.out)
     except ImportError as error:
-        console.print(f"no picture ({error}): pip install 'protoseam\\[report]'")
+        console.print(f"no picture ({error}): pip install -e '.\\[report]' in the clone")
     console.print(_table(results), _verdict(results), sep="\n", end="\n\n")
     console.print(f"{results['seconds']:.0f} s. Written:", *(f"  {path}" for path in files), sep="\n")
     return 0

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import get_args
 
-from protoseam.engine.config import ConfigError, RunConfig
+from protoseam.engine.config import ConfigError, RunConfig, Variant
 
-__all__ = ["budget_seconds", "spare_threads"]
+__all__ = ["at_least_one", "budget_seconds", "known_variants", "one_thread", "spare_threads"]
+
+
+def at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigError(f"--{name} must be at least 1, got {value}")
+
+
+def known_variants(asked: Iterable[str]) -> None:
+    for variant in asked:
+        if variant not in get_args(Variant):
+            raise ConfigError(f"there is no variant {variant!r}; there are {', '.join(get_args(Variant))}")
 
 
 def budget_seconds(minutes: float | None) -> float | None:
@@ -17,12 +30,15 @@ def budget_seconds(minutes: float | None) -> float | None:
     return None if minutes is None else 60 * minutes
 
 
-def spare_threads(config: RunConfig) -> None:
-    """The digits' networks lose more than they gain by sharing cores, unless the user has said how many.
-
-    For a resumed run as well: with other threads sums would be taken in another order.
-    """
-    if config.data == "digits" and "OMP_NUM_THREADS" not in os.environ:
+def one_thread() -> None:
+    """For networks so small that they lose more than they gain by sharing cores; unless the user has said how many."""
+    if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
         torch.set_num_threads(1)
+
+
+def spare_threads(config: RunConfig) -> None:
+    """One for the digits; for a resumed run as well: with other threads sums would be taken in another order."""
+    if config.data == "digits":
+        one_thread()

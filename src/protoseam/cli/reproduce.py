@@ -68,10 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.part == "recipes":
         return _list_recipes()
-    if args.pack < 1:
-        from protoseam.engine.config import ConfigError
+    from protoseam.cli.options import at_least_one
 
-        raise ConfigError(f"--pack must be at least 1, got {args.pack}")
+    at_least_one("pack", args.pack)
     if args.quick and (args.datasets or args.models or args.readme):
         print(
             "protoseam reproduce: --quick has its own data and networks, none of them the paper's: leave out "
@@ -120,7 +119,7 @@ def _scope(args: argparse.Namespace) -> Scope:
 
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
     """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
-    from protoseam.cli.options import budget_seconds
+    from protoseam.cli.options import budget_seconds, one_thread
     from protoseam.errors import ProtoSeamError
     from protoseam.experiments.reporting import TOY
     from protoseam.experiments.study import run_study
@@ -131,9 +130,7 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
     sound = True
     with warnings.catch_warnings():
         if args.quick:
-            import torch
-
-            torch.set_num_threads(1)  # networks this small lose more than they gain by sharing cores
+            one_thread()
             warnings.simplefilter("ignore", SeamWarning)  # short schedules and few images, and known to be
         for part, plan in _lacking(parts, scope, out):
             left = deadline - time.monotonic()

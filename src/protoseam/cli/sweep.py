@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from protoseam.cli.options import budget_seconds, spare_threads
+from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads
 from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
@@ -88,8 +88,7 @@ def main(argv: list[str]) -> int:
     values = parser.parse_args(parser.spelled(argv)).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     for name in ("pack", "heartbeat", "trials"):
-        if values[name] is not None and values[name] < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {values[name]}")
+        at_least_one(name, values[name])
     budget = budget_seconds(values["budget_minutes"])
     spare_threads(config)
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
@@ -121,11 +120,8 @@ def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
 
 
 def _variants(config: RunConfig, values: dict[str, Any]) -> list[Variant]:
-    known = get_args(Variant)
     asked = list(dict.fromkeys(values["variants"] or [config.variant]))
-    for variant in asked:
-        if variant not in known:
-            raise ConfigError(f"there is no variant {variant!r}; there are {', '.join(known)}")
+    known_variants(asked)
     if values["tune_unlifted"]:
         return [*asked, *(["unlifted"] if "unlifted" not in asked else [])]
     if "unlifted" in asked:

@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 import jsonargparse
 
-from protoseam.cli.options import budget_seconds, spare_threads
-from protoseam.engine.config import ConfigError, RunConfig, Variant, described, from_dict, parse_yaml, to_dict
+from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads
+from protoseam.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
 
 __all__ = ["Parser", "find_recipe", "flatten", "main", "vet_config_files"]
 
@@ -145,8 +145,7 @@ def main(argv: list[str]) -> int:
     argv = _listed(parser.spelled(argv))
     values = parser.parse_args(argv).as_dict()
     budget = budget_seconds(values["budget_minutes"])
-    if values["pack"] < 1:
-        raise ConfigError(f"--pack must be at least 1, got {values['pack']}")
+    at_least_one("pack", values["pack"])
     if values["resume"] is not None:
         _refuse_settings(argv)
         spare_threads(RunDirectory(Path(values["resume"])).read_config())
@@ -209,9 +208,7 @@ def _expand(config: RunConfig, values: dict[str, Any]) -> list[tuple[RunConfig, 
         asked = values[option] or []
         if len(set(asked)) < len(asked):
             raise ConfigError(f"--{option} {asked} has something twice")
-    for variant in values["variants"] or []:
-        if variant not in get_args(Variant):
-            raise ConfigError(f"there is no variant {variant!r}; there are {', '.join(get_args(Variant))}")
+    known_variants(values["variants"] or [])
     return [
         (dataclasses.replace(config, variant=variant, seed=seed), root / f"{variant}-{seed}")
         for variant in values["variants"] or [config.variant]

@@ -7,9 +7,11 @@ image drew, so an epoch of CIFAR reads and writes each image twice and does litt
 # mypy: ignore-errors
 # The bodies below are Triton's language, compiled when first launched.
 
-# B images, C channels (1 or 3), H × W pixels, P = H·W, R rows of a table kept for the policy
+# B images, C channels (1 or 3), H × W pixels, P = H·W
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -22,7 +24,6 @@ from protoseam.data.randaugment import RandAugment, check_images
 
 _BYTES = 2**28  # of images between two slots
 _PIXELS = 64 * 64  # of an image that a program can hold: the larger, the more spills
-_MAP_ROWS = 1 + 2 * 5  # the identity and the five geometric operations, with either sign
 
 _SHEAR_X, _ROTATE = tl.constexpr(randaugment.SHEAR_X), tl.constexpr(randaugment.ROTATE)
 _BRIGHTNESS, _COLOR = tl.constexpr(randaugment.BRIGHTNESS), tl.constexpr(randaugment.COLOR)
@@ -213,8 +214,8 @@ def augment_rows(
     policy: Augmentation,
     seed: int | Tensor,
     epoch: int | Tensor,
-    mean: Tensor,
-    std: Tensor,
+    mean: Tensor | Sequence[float],
+    std: Tensor | Sequence[float],
 ) -> None:
     """``out`` becomes what ``augment(images[rows], rows, …)`` is."""
     B, C, H, W = out_BCHW.shape
@@ -241,7 +242,7 @@ def augment_rows(
             _slot[(B,)](
                 source, rows_B, target, op_SB[slot], negative_SB[slot], crop_2B, draws.flip_B, erase_4B,
                 maps, levels, shares, scale, shift, fill, B, SB, OB,
-                PADDING=policy.crop_padding, SC=SC, SP=SP, OC=OC, OP=OP, C=C, H=H, W=W, MAPS=_MAP_ROWS,
+                PADDING=policy.crop_padding, SC=SC, SP=SP, OC=OC, OP=OP, C=C, H=H, W=W, MAPS=maps.shape[1],
                 FIRST=slot == 0, LAST=slot == last, BLOCK=block, num_warps=max(1, min(16, block // 256)),
                 enable_fp_fusion=False,
             )  # fmt: skip

@@ -142,8 +142,8 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
         }
         (staging / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         for file in (*_FILES, _MANIFEST):
-            _sync(staging / file)
-        _sync(staging)
+            sync(staging / file)
+        sync(staging)
         staging.chmod(0o755)  # mkdtemp keeps others out, which would make a shared root useless to them
         if folder.exists() and quick_damage(folder) is not None:
             discard(folder)
@@ -152,12 +152,13 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
         except OSError:
             if quick_damage(folder) is not None:  # else another process was first, with the same content
                 raise
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Of a file or folder: onto the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows opens no folders, and needs no such sync
     descriptor = os.open(path, os.O_RDONLY)

@@ -53,10 +53,8 @@ def _scalar(value: int | Tensor, name: str, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=torch.int64, device=device)
 
 
-def random_words(
-    indices_B: Tensor, *, seed: int | Tensor, epoch: int | Tensor, first: int = 0, count: int = 4
-) -> Tensor:
-    """Draws `first … first + count − 1` of every index, as a (count, B) int64 tensor of 32-bit words.
+def random_words(indices_B: Tensor, *, seed: int | Tensor, epoch: int | Tensor, count: int = 4) -> Tensor:
+    """The first `count` draws of every index, as a (count, B) int64 tensor of 32-bit words.
 
     Key: the 64 bits of the seed. Counter: (index low, index high, epoch, draw number // 4), so that asking
     for more draws never changes those before. `seed` and `epoch` may be 0-dim tensors on the device: a
@@ -68,13 +66,13 @@ def random_words(
         )
     seed_word = _scalar(seed, "seed", indices_B.device)
     epoch_word = _scalar(epoch, "epoch", indices_B.device) & _MASK
-    start, stop = first // 4, -(-(first + count) // 4)
-    block_N1 = torch.arange(start, stop, device=indices_B.device).unsqueeze(1)
+    blocks = -(-count // 4)
+    block_N1 = torch.arange(blocks, device=indices_B.device).unsqueeze(1)
     counter = (indices_B & _MASK, (indices_B >> 32) & _MASK, epoch_word, block_N1)
     words = philox4x32(counter, (seed_word & _MASK, (seed_word >> 32) & _MASK))
-    shape = (stop - start, indices_B.shape[0])
+    shape = (blocks, indices_B.shape[0])
     words_DB = torch.stack([word.expand(shape) for word in words], dim=1).flatten(0, 1)
-    return words_DB[first - 4 * start : first - 4 * start + count]
+    return words_DB[:count]
 
 
 def uniform(words: Tensor) -> Tensor:

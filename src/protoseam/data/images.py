@@ -270,7 +270,9 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("reading image files needs Pillow: pip install 'protoseam[vision]'") from error
+        raise DataError(
+            "reading image files needs Pillow: pip install -e '.[vision]' in the clone"
+        ) from error
     return Image
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from protoseam.engine.files import explain_os_error, fsync_folder, sha256
+from protoseam.data.cache import sha256_of, sync
+from protoseam.engine.files import explain_os_error
 from protoseam.errors import ProtoSeamError
 
 __all__ = ["CheckpointError", "CheckpointWarning", "latest", "save"]
@@ -54,7 +55,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
-        fsync_folder(folder)
+        sync(folder)
         found = _newest_first(folder)
         later = [path for path in found if path.name > target.name]
         for path in later + found[len(later) + keep :]:
@@ -75,7 +76,7 @@ def _write(folder: Path, epoch: int, state: dict[str, Any]) -> None:
     }
     _write_through(folder / "state.pt", data)
     _write_through(folder / "manifest.json", json.dumps(manifest).encode())
-    fsync_folder(folder)
+    sync(folder)
 
 
 def _write_through(path: Path, data: bytes | memoryview) -> None:
@@ -126,7 +127,7 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
     try:
         if state_path.stat().st_size != size:
             raise _Damaged(f"{state_path.stat().st_size} bytes instead of {size}")
-        if sha256(state_path) != digest:
+        if sha256_of(state_path) != digest:
             raise _Damaged("its SHA-256 does not match")
         state = torch.load(state_path, map_location=map_location, weights_only=True)
     except _Damaged:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import tempfile
@@ -12,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from protoseam.data.cache import sync
 from protoseam.errors import ProtoSeamError
 
 __all__ = [
     "StorageError",
     "explain_os_error",
-    "fsync_folder",
     "read_json",
-    "sha256",
     "write_atomically",
     "write_json",
 ]
@@ -51,14 +49,6 @@ def explain_os_error(
         raise StorageError(f"cannot write {what} in {path}: {why}{going_on}") from error
 
 
-def fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """``path`` holds either its old content or all of ``data``, whenever the process or machine dies."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -72,7 +62,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -90,8 +80,3 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} holds a {type(value).__name__}, not a JSON object: remove it, or restore it"
         )
     return value
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

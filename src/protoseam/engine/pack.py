@@ -1,6 +1,7 @@
 """Several runs side by side on one device: their steps interleave on streams of their own.
 
-A small network leaves most of a large GPU idle. Each run keeps its own parameters, data order, random numbers
+What one run leaves idle another can use: most of a device where launches or small kernels bound the step, a few
+percent where they do not. Each run keeps its own parameters, data order, random numbers
 and graph, so packing changes when its kernels run and nothing of what they compute. The one exception: on CUDA,
 captured graphs share the device's generator, from which dropout draws; train such networks one at a time there.
 """

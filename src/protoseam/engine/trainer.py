@@ -1,7 +1,7 @@
 """A training run: builds everything from a config, goes epoch by epoch, evaluates only the deployed network.
 
-:class:`Run` is one run that can be advanced epoch by epoch; :func:`train` drives one, and
-:mod:`protoseam.engine.pack` several side by side.
+:class:`Run` is one run; :func:`~protoseam.engine.pack.run_epoch_together` advances it, and others beside it, by an
+epoch, and :mod:`protoseam.engine.session` drives that to the end.
 """
 
 from __future__ import annotations
@@ -203,13 +203,6 @@ class Run:
         self.rate_scale *= factor
         self.step.rates.mul_(factor)
         self.rates = [rate * factor for rate in self.rates]
-
-    def run_epoch(self) -> dict[str, Any]:
-        self.begin_epoch()
-        for _ in range(self.data.steps):
-            self.step.run()
-        self.prepare_next()
-        return self.end_epoch()
 
     def prepare_next(self) -> None:
         """The next epoch's images, while the device works off this epoch's steps."""

@@ -70,7 +70,12 @@ def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any
         return make(*args, **options)
     except ModelError:
         raise
-    except (TypeError, ValueError, AssertionError) as error:  # an option that does not exist, or does not fit
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+        ArithmeticError,
+    ) as error:  # no such option, or it does not fit
         raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
 
 
@@ -103,7 +108,7 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"
     where = ""
     if timm is None:
-        where = f"; timm, which would add its own names, cannot be imported ({why}): pip install 'protoseam[vision]'"
+        where = f"; timm, which would add its own, cannot be imported ({why}): pip install -e '.[vision]' in the clone"
     raise ModelError(f"no network is called {name!r}: {hint}{where}")
 
 

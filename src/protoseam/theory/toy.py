@@ -29,7 +29,6 @@ __all__ = [
     "second_order_loss",
     "sensitivity",
     "simulate",
-    "toy_study",
 ]
 
 # [0.02, 1] as in the paper; the levels its figures name (.1, .2, .3, .5, .7) are among them
@@ -190,13 +189,6 @@ def simulate(
             )
     a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR = results_GRV.unbind(-1)
     return ToySimulation(tuple(sigmas), a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR, gap_G)
-
-
-def toy_study(
-    sigmas: Sequence[float] = SIGMAS, *, samples: int = 200_000, seeds: int = 25, seed: int = 0
-) -> list[dict[str, float]]:
-    """The rows of ``protoseam toy --json``: one a noise level."""
-    return simulate(sigmas, samples=samples, seeds=seeds, seed=seed).rows()
 
 
 def golden_section(
