@@ -1,6 +1,6 @@
 """The kernels of ViT-S's block, each alone, in several shapes and beside what they could be replaced by.
 
-    python benchmarks/vit_kernels.py --out results/bench/vit-kernels-h200.json       a CUDA device, about 2 min
+    python benchmarks/vit_kernels.py --out vit-kernels.json       a CUDA device, about 2 min
 
 Microseconds a launch, by graphs of 30 launches over the tensors of six blocks, so that the caches are about as warm
 as in training. A candidate that is not in the library is here with its code.

@@ -65,10 +65,6 @@ def test_imports_go_one_way(path: Path) -> None:
     )
 
 
-def test_nothing_imports_the_command_line() -> None:
-    assert all("cli" not in allowed for allowed in ALLOWED.values())
-
-
 @pytest.mark.parametrize(
     ("source", "found"),
     [

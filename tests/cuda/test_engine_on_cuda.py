@@ -1,6 +1,6 @@
 """What only a CUDA device can show: graphs, packing on streams, the absence of synchronisation.
 
-Deselected where there is none; results/bench/cuda-tests.txt is the output of a machine that has one.
+Deselected where there is none; results/bench/cuda-tests-h200.txt is the output of a machine that has one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ SMALL = RunConfig(
     optim=OptimConfig(lr=0.02, warmup_epochs=1),
     lift=LiftConfig(rho_max=4.0),
     device="cuda",
-    compile=False,
 )
 
 

@@ -67,7 +67,8 @@ def test_stop_keeps_the_last_good_state(tmp_path: Path, monkeypatch: pytest.Monk
     poison(monkeypatch, epoch=2, step=0)
     cfg = dataclasses.replace(SMALL, checkpoint_every=100)
     with pytest.raises(
-        DivergedError, match=r"(?s)epoch 3.*state after epoch 2 is kept, and --resume .*same step"
+        DivergedError,
+        match=r"(?s)epoch 3.*state after epoch 2 is kept, and protoseam train --resume .*same step",
     ):
         session.train(cfg, tmp_path / "run", quiet=True)
     found = checkpoint.latest(tmp_path / "run" / "checkpoints")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -122,6 +123,26 @@ def test_curves_are_the_range_of_the_seeds_where_all_have_a_value() -> None:
     assert bands[0].mean == pytest.approx([38.5, 77.0])
     assert (bands[0].low, bands[0].high) == (pytest.approx([38.0, 76.0]), pytest.approx([39.0, 78.0]))
     assert bands[1].epochs == [1, 2, 3, 4]
+    assert tables.curves_table(
+        bands, SCOPE
+    ).rows == [  # every fifth epoch, of which there is none, and the last
+        ["CIFAR-100", "ResNet-8", "Baseline", "4", "77.00", "76.00", "78.00"],
+        [
+            "CIFAR-100",
+            "ResNet-8",
+            "ProtoSeam",
+            "4",
+            *(f"{v[-1]:.2f}" for v in (bands[3].mean, bands[3].low, bands[3].high)),
+        ],
+    ]
+    fifths = dataclasses.replace(
+        bands[0], epochs=[4, 5, 10, 11], mean=[1, 2, 3, 4], low=[1] * 4, high=[9] * 4
+    )
+    assert [row[3:5] for row in tables.curves_table([fifths], SCOPE).rows] == [
+        ["5", "2.00"],
+        ["10", "3.00"],
+        ["11", "4.00"],
+    ]
 
 
 def test_the_table_shows_what_is_there_and_what_is_missing(

@@ -288,7 +288,7 @@ def test_settings_that_do_not_fit_the_data(
 
 def test_divergence_with_very_many_classes_names_the_repulsion() -> None:
     run = SimpleNamespace(data=SimpleNamespace(num_classes=10_000), config=RunConfig())
-    assert "49,995,000 pairs: try --lift.repulsion=1e-04. Lower optim.lr" in Run._remedy(run)  # type: ignore[arg-type]
+    assert "49,995,000 pairs: try lift.repulsion=1e-04. Lower optim.lr" in Run._remedy(run)  # type: ignore[arg-type]
     run.config = RunConfig(lift=LiftConfig(repulsion=1e-4))
     assert "pairs" not in Run._remedy(run)  # type: ignore[arg-type]
     run = SimpleNamespace(data=SimpleNamespace(num_classes=100), config=RunConfig())

@@ -12,9 +12,9 @@ import pytest
 from protoseam.cli.main import main
 from protoseam.theory import toy
 
-TABLES = {"table1", "differences", "hyperparameters", "sweep-rho", "sweep-k", "toy"}
+TABLES = {"table1", "differences", "hyperparameters", "sweep-rho", "sweep-k", "curves", "toy"}
 FIGURES = {"sweep-rho", "sweep-k", "curves", "clusters", "toy-selection", "toy-perturbation"}
-SHORT = ["--quick", "--seeds", "42", "43", "--epochs", "5"]
+SHORT = ["--quick", "--seeds", "42", "43", "--epochs", "8"]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_tables_say_what_the_files_say(study: Path) -> None:
     with (study / "report" / "table1.csv").open() as file:
         rows = {(r["network"], r["variant"]): r for r in csv.DictReader(file)}
     assert rows["small MLP", "Unlifted"]["seed 43"] == f"{100 * run['test_accuracy']:.2f}"
-    assert run["epochs"] == len(run["metrics"]) == 5
+    assert run["epochs"] == len(run["metrics"]) == 8
     picture = json.loads((study / "clusters-digits-convnet-protoseam-42.json").read_text())
     assert picture["config"]["lift"]["dim"] == picture["embeddings"]["width"] == 2
     assert len(picture["embeddings"]["x"].split()) == 359

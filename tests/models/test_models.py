@@ -199,6 +199,7 @@ def test_drop_path_keeps_the_mean() -> None:
     [
         ({"patch": 5}, "does not divide into patches of 5"),
         ({"heads": 7}, "does not divide into heads=7"),
+        ({"heads": 0}, "heads=0 must be at least 1"),
         ({"pool": "max"}, "pool='max' is not known; choose one of mean, cls"),
         ({"stem": "conv", "patch": 32, "dim": 48}, "must be a power of two"),
     ],

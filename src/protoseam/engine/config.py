@@ -96,7 +96,7 @@ class RunConfig:
         lift: the seam.
         device: auto, cpu, cuda or cuda:N.
         precision: auto (bf16 on CUDA, float32 on a CPU), bf16 or float32.
-        compile: compile the augmentation on CUDA.
+        compile: augment by kernels on CUDA: Triton's up to 64×64 pixels, torch.compile's beyond.
         graph: capture the whole training step in one CUDA graph.
         deterministic: bit-identical repeats, at some cost in speed.
         on_nonfinite: what to do when a loss or gradient is not finite. stop: end the run at the last good state;

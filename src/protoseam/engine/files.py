@@ -29,7 +29,9 @@ class StorageError(ProtoSeamError, OSError):
 
 @contextmanager
 def explain_os_error(
-    what: str, path: Path, going_on: str = ", then go on with --resume. What was saved before is intact"
+    what: str,
+    path: Path,
+    going_on: str = ", then go on (protoseam train --resume, or the same study again). What was saved before is intact",
 ) -> Iterator[None]:
     """Turn the system's refusal into words; what was on disk before is still there."""
     try:

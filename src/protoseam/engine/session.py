@@ -294,8 +294,8 @@ def _given_up(diverged: _Session, sessions: list[_Session], divergence: Diverged
     epoch = diverged.save()
     kept = f"This one's state after epoch {epoch} is kept" if epoch else "Of this one no epoch was whole"
     message = (
-        f"{whose}{divergence}. That makes another run: give it an --out of its own. {kept}, and --resume "
-        f"{diverged.out} would come to the same step"
+        f"{whose}{divergence}. That makes another run: give it an --out of its own. {kept}, and "
+        f"protoseam train --resume {diverged.out} would come to the same step"
     )
     return f"{message}\n{_save_all(others, 'the others stopped, too')}" if others else message
 

@@ -48,9 +48,7 @@ def resolve_device(name: str) -> torch.device:
 # Weights this many times their size at the start mean nothing any more; sound training stays below 10.
 _LOST = 100.0
 _MANY_CLASSES = 1000
-_REMEDY = (
-    "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or --on_nonfinite rewind"
-)
+_REMEDY = "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or set on_nonfinite to rewind"
 
 
 class DivergedError(ProtoSeamError, FloatingPointError):
@@ -196,7 +194,7 @@ class Run:
         if n < _MANY_CLASSES or self.config.variant != "protoseam" or self.config.lift.repulsion is not None:
             return _REMEDY
         pairs = f"With {n:,} classes the repulsion sums {n * (n - 1) // 2:,} pairs"
-        return f"{pairs}: try --lift.repulsion={1 / n:.0e}. {_REMEDY}"
+        return f"{pairs}: try lift.repulsion={1 / n:.0e}. {_REMEDY}"
 
     def slow_down(self, factor: float = 0.5) -> None:
         """Scale all remaining learning rates, after a divergence."""

@@ -38,6 +38,9 @@ def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
     if part in _SETTINGS:
         points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])
         return {part: tables.sweep_table(points, scope, _SETTINGS[part])}
+    if part == "curves":
+        bands = aggregate.curves(aggregate.counted(PLANS[part](scope), runs), scope)
+        return {part: tables.curves_table(bands, scope)}
     if part == TOY and TOY in runs:
         return {TOY: tables.toy_table(runs[TOY]["rows"], scope.note)}
     return {}

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from protoseam.experiments import paper
-from protoseam.experiments.aggregate import Cell, Difference, Point, Runs
+from protoseam.experiments.aggregate import Band, Cell, Difference, Point, Runs
 from protoseam.experiments.plans import Scope
 from protoseam.experiments.recipes import TITLES
 
 __all__ = [
-    "Table", "csv_text", "hyperparameters", "latex", "markdown", "paired", "sweep_table", "table_1", "toy_table",
+    "Table", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table", "table_1",
+    "toy_table",
 ]  # fmt: skip
 
 MISSING = "missing"
@@ -82,6 +83,20 @@ def _interval(row: Difference) -> str:
     if row.interval is not None:
         return f"{row.interval[0]:+.2f} to {row.interval[1]:+.2f}"
     return "none: one seed" if row.by_seed else MISSING
+
+
+def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
+    """Every fifth epoch, as the paper prints its curves, and the last."""
+    rows = []
+    for band in bands:
+        if band.quantity != "validation accuracy" or not band.epochs:
+            continue
+        names = [TITLES[band.data], TITLES[band.model], TITLES[band.variant]]
+        for epoch, *values in zip(band.epochs, band.mean, band.low, band.high, strict=True):
+            if epoch % 5 == 0 or epoch == band.epochs[-1]:
+                rows.append([*names, str(epoch), *(f"{value:.2f}" for value in values)])
+    caption = "Validation accuracy in % over the epochs: mean, lowest and highest of the seeds."
+    return _table(caption, ("data", "network", "variant", "epoch", "mean", "lowest", "highest"), rows, scope)
 
 
 def hyperparameters(runs: Runs, scope: Scope) -> Table:

@@ -138,6 +138,9 @@ class VisionTransformer(nn.Module):
         in_channels: int,
     ) -> None:
         super().__init__()
+        for name, size in (("patch", patch), ("dim", dim), ("heads", heads), ("mlp", mlp)):
+            if size < 1:
+                raise ValueError(f"{name}={size} must be at least 1")
         if image_size % patch:
             raise ValueError(f"image_size={image_size} does not divide into patches of {patch}")
         for name, value, known in (
