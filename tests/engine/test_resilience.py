@@ -163,14 +163,22 @@ def test_started_again_by_torchrun_a_run_goes_on(tmp_path: Path, monkeypatch: py
     session.train(SMALL, whole, quiet=True)
     with pytest.raises(session.Interrupted):
         session.train(SMALL, lost, quiet=True, budget_seconds=0)
-    with pytest.raises(ConfigError, match="already holds a run"):
-        session.train(SMALL, lost, quiet=True)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     other = dataclasses.replace(SMALL, optim=dataclasses.replace(SMALL.optim, lr=0.5))
     with pytest.raises(ConfigError, match=r"(?s)other settings \(optim: .*0\.02.*0\.5.*another --out"):
         session.train(other, lost, quiet=True)
     session.train(dataclasses.replace(SMALL, device="auto"), lost, quiet=True)
     assert (whole / "model.safetensors").read_bytes() == (lost / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_could_not_begin_does_not_hold_its_directory(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(session.Interrupted):
+        session.train(SMALL, out, quiet=True, budget_seconds=0)
+    short = dataclasses.replace(SMALL, epochs=1)
+    session.train(short, out, quiet=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        session.train(short, out, quiet=True)
 
 
 def test_a_lost_connection_is_named_and_other_errors_are_left_alone() -> None:

@@ -68,10 +68,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
-        """A new run; refused where one lies already."""
+        """A new run; refused where one lies already, unless that one ended before it had anything to keep."""
         run = cls.claim(path)
         with run._closed_on_error():
-            if (path / "config.yaml").exists():
+            kept = any(run.checkpoints.glob("*")) or (path / "metrics.jsonl").exists()
+            if kept and (path / "config.yaml").exists():
                 raise ConfigError(
                     f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
                     "another --out"
