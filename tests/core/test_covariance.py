@@ -375,3 +375,9 @@ def test_the_automatic_floor_halves_each_class(structure: Structure) -> None:
     assert found.floor.dtype == torch.float64
     assert found.floor.item() == pytest.approx(expected.item(), rel=1e-12)
     assert torch.allclose(found.floor_used, expected.expand_as(found.floor_used))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32])
+def test_labels_that_cannot_index_are_named(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"labels must be int64 or int32, got {dtype}: pass y\.long\(\)"):
+        class_moments(torch.randn(4, 2), torch.tensor([0, 1, 1, 0]).to(dtype), 2)

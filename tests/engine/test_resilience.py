@@ -176,6 +176,10 @@ def test_a_run_that_could_not_begin_does_not_hold_its_directory(tmp_path: Path) 
     with pytest.raises(session.Interrupted):
         session.train(SMALL, out, quiet=True, budget_seconds=0)
     short = dataclasses.replace(SMALL, epochs=1)
+    (out / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        session.train(short, out, quiet=True)
+    (out / "metrics.jsonl").unlink()
     session.train(short, out, quiet=True)
     with pytest.raises(ConfigError, match="already holds a run"):
         session.train(short, out, quiet=True)

@@ -83,6 +83,24 @@ def test_the_exact_covariance_is_that_of_every_training_image(clean: bool) -> No
     assert net.class_count.tolist() == data.labels.bincount().tolist()
 
 
+def test_a_sweep_leaves_no_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A normalisation without statistics takes them from its batch, and cannot from one image."""
+    run, _ = run_of(SMALL)
+    monkeypatch.setattr(Run, "_sweep_rows", lambda self: (len(self.data.x) - 1) // 2)
+    sizes: list[int] = []
+
+    def embed(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        return x.flatten(1)
+
+    z, y = run._sweep(embed)
+    half = (len(run.data.x) - 1) // 2
+    assert len(run.data.x) == 2 * half + 1
+    assert sizes == [half, half + 1]
+    assert torch.equal(z, run.data.x.flatten(1))
+    assert torch.equal(y, run.data.y)
+
+
 def test_a_class_smaller_than_the_rest_of_a_permutation_keeps_its_prototype() -> None:
     rng = np.random.default_rng(0)
     classes = np.repeat(np.arange(50), 4)

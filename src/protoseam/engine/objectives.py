@@ -147,9 +147,10 @@ class Lifting(AbstractObjective):
         return self.net.param_groups(lr, weight_decay)
 
     def begin(self, sweep: Sweep) -> None:
+        embeddings = sweep(self.net.embed)
         try:
-            self.net.initialize(embeddings=sweep(self.net.embed))
-        except ValueError as error:
+            self.net.initialize(embeddings=embeddings)
+        except ValueError as error:  # a class without a training sample
             raise DataError(f"training cannot begin: {error} (as a setting: lift.init)") from error
 
     def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None:

@@ -71,8 +71,8 @@ class RunDirectory:
         """A new run; refused where one lies already, unless that one ended before it had anything to keep."""
         run = cls.claim(path)
         with run._closed_on_error():
-            kept = any(run.checkpoints.glob("*")) or (path / "metrics.jsonl").exists()
-            if kept and (path / "config.yaml").exists():
+            results = any((path / name).exists() for name in ("metrics.jsonl", "summary.json"))
+            if (path / "config.yaml").exists() and (results or any(run.checkpoints.glob("*"))):
                 raise ConfigError(
                     f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
                     "another --out"

@@ -228,9 +228,8 @@ class Run:
                 pairs = [(self._cast(embed, x).float(), y) for x, y in self.data.clean()]
                 return torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs])
             rows = list(self.data.x.split(self._sweep_rows()))
-            if (
-                len(rows) > 1 and len(rows[-1]) == 1
-            ):  # a normalisation without statistics cannot take one alone
+            # a normalisation without statistics cannot take them from one image
+            if len(rows) > 1 and len(rows[-1]) == 1:
                 rows[-2:] = [self.data.x[-1 - len(rows[-2]) :]]
             return torch.cat([self._cast(embed, x).float() for x in rows]), self.data.y
 

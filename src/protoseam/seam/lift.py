@@ -63,6 +63,7 @@ def lift(
         if at is not None:
             raise ValueError(f"at={at!r} says where to cut a whole model, but two halves were given")
         n1, n2 = model
+        _refuse_shared(n1, n2)
     elif at is None or _is_classifier(model, at, dim, probe):
         n1 = copy.deepcopy(model)
         seam_layer = find_classifier(n1, num_classes) if at is None else at
@@ -76,7 +77,10 @@ def lift(
         n2 = nn.Linear(dim, num_classes, device=new.weight.device, dtype=new.weight.dtype)
     else:
         if dim is not None:
-            raise ValueError(f"the seam behind {at!r} is as wide as that layer's output: leave dim out")
+            raise ValueError(
+                f"the seam behind {at!r} is as wide as that layer's output: leave dim out. Only the layer whose output "
+                "the model returns as it is can be replaced by one of another width"
+            )
         probe = guess_probe(model) if probe is None else probe
         n1, n2 = split(copy.deepcopy(model), at, probe=probe)
         if not any(True for _ in n2.parameters()):
@@ -140,7 +144,9 @@ def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Tensor | N
             logits = model(probe)
     finally:
         handle.remove()
-    return len(seen) == 1 and isinstance(logits, Tensor) and torch.equal(logits, seen[0])
+    return (
+        len(seen) == 1 and isinstance(logits, Tensor) and (logits is seen[0] or torch.equal(logits, seen[0]))
+    )
 
 
 def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
@@ -148,6 +154,16 @@ def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
         return layer
     model.set_submodule(name, layer)
     return model
+
+
+def _refuse_shared(n1: nn.Module, n2: nn.Module) -> None:
+    mine = {id(p) for p in n1.parameters()}
+    shared = [name for name, p in n2.named_parameters() if id(p) in mine]
+    if shared:
+        raise ValueError(
+            f"N2's {shared[0]!r} is also a parameter of N1: it would carry gradients over the seam. Give each half "
+            "its own"
+        )
 
 
 def _refuse_one_sided(n1: nn.Module, allow_relu: bool) -> None:

@@ -97,7 +97,6 @@ class Lifted(nn.Module):
             )
         if repulsion_scale is not None and not 0 <= repulsion_scale < math.inf:
             raise ValueError(f"repulsion_scale must be 0 or more, or None for ρ; got {repulsion_scale}")
-        _refuse_shared(n1, n2)
         self.n1, self.n2 = n1, n2
         self.num_classes, self.dim = num_classes, dim
         self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer
@@ -424,16 +423,6 @@ class Lifted(nn.Module):
             self.n2._apply(fn)
             self.covariance._apply(keep_exactly)  # float64 moments stay float64
         return self
-
-
-def _refuse_shared(n1: nn.Module, n2: nn.Module) -> None:
-    mine = {id(p) for p in n1.parameters()}
-    shared = [name for name, p in n2.named_parameters() if id(p) in mine]
-    if shared:
-        raise ValueError(
-            f"N2's {shared[0]!r} is also a parameter of N1: it would carry gradients over the seam. Give each half "
-            "its own"
-        )
 
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:
