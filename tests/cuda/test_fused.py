@@ -196,6 +196,8 @@ def test_a_captured_step_gives_the_same_numbers(name: str) -> None:
         ("vit_s", 4, {"dim": 384, "heads": 12, "mlp": 384}),
         ("vit_s", 4, {"dim": 512, "heads": 8, "mlp": 512, "depth": 2}),
         ("vit_s", 128, {"stem": "conv", "mlp": 512}),
+        ("vit_s", 128, {"pool": "cls"}),
+        ("vit_s", 64, {"pool": "cls", "stem": "conv", "dim": 384, "heads": 6, "mlp": 384, "depth": 2}),
         ("vit_s", 64, {"stem": "conv", "dim": 384, "heads": 6, "mlp": 384, "depth": 2}),
     ],
 )
@@ -218,7 +220,6 @@ def test_other_sizes(name: str, batch: int, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vit_s", {"pool": "cls"}),
         ("vit_s", {"drop_path": 0.1}),
         ("vit_s", {"patch": 8}),
         ("vit_s", {"dim": 192}),
@@ -229,6 +230,19 @@ def test_unsupported_networks_stay_plain(name: str, options: dict[str, Any]) -> 
     assert not accelerate(model, SHAPE)
     assert model.fused is None
     assert model.features(images()).isfinite().all()
+
+
+def test_images_are_filled_up_for_a_class_token_where_none_is_looked_at_by_another() -> None:
+    model: Any = fused(network("vit_s", pool="cls"))
+    plain = unaccelerate(copy.deepcopy(model))
+    x = images(100)
+    assert torch.equal(model.train().features(x), plain.train().features(x))  # 65 tokens of 100 fill no tiles
+    model.eval()
+    plain.eval()
+    with torch.no_grad():
+        for n in (1, 100):
+            assert not torch.equal(model.features(x[:n]), plain.features(x[:n]))
+            assert error(model.features(x[:n]), plain.features(x[:n])) < 0.02
 
 
 class Fixed(nn.Module):
@@ -242,16 +256,21 @@ class Fixed(nn.Module):
         return x * self.factor.view_as(x).to(x.dtype)
 
 
-def test_dropout_is_the_plain_networks_with_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_dropout_is_the_plain_networks_with_the_same_draws(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rate, draws, draw = 0.25, [], Tensor.bernoulli_
     monkeypatch.setattr(Tensor, "bernoulli_", lambda t, p: draws.append(draw(t, p)) or t)
-    model: Any = network("vit_s", dropout=rate).train()
+    model: Any = network("vit_s", dropout=rate, pool=pool).train()
     x = images()
     own, own_grads = step(fused(model), x)
     (kept,) = draws
     assert abs(float(kept.float().mean()) - (1 - rate)) < 1e-3
     width, hidden = model.positions.shape[2], model.blocks[0].mlp[0].out_features
-    sizes = [BATCH * 64 * n for n in [width] + [width, hidden, width] * len(model.blocks)]
+    sizes = [
+        BATCH * model.positions.shape[1] * n for n in [width] + [width, hidden, width] * len(model.blocks)
+    ]
     sites = iter(kept.float().split(sizes))
     model.drop = Fixed(next(sites), rate)
     for block in model.blocks:

@@ -50,7 +50,8 @@ def test_which_residual_networks_are_fused(
         ({}, (3, 32, 32), True),
         ({"image_size": 64}, (3, 64, 64), True),
         ({"dim": 128, "heads": 2, "mlp": 384, "in_channels": 1}, (1, 32, 32), True),
-        ({"pool": "cls"}, (3, 32, 32), False),
+        ({"pool": "cls"}, (3, 32, 32), True),
+        ({"pool": "cls", "patch": 8}, (3, 32, 32), False),
         ({"stem": "conv"}, (3, 32, 32), True),
         ({"stem": "conv", "image_size": 64}, (3, 64, 64), True),
         ({"stem": "conv", "image_size": 64, "patch": 4}, (3, 64, 64), False),  # 256 tokens

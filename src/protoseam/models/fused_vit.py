@@ -26,7 +26,7 @@ except ImportError:  # no Triton on this machine: `supports` still answers
 
 __all__ = ["FusedViT"]
 
-_TOKENS = 64  # of an image: one tile of rows
+_TOKENS = 64  # of an image, besides a class token; and a tile of rows
 _ROWS = 16  # at a time, where a norm stands alone
 _FUSED = 256  # widest rows whose norm a product finishes
 _TILE = 128  # rows of a weight gradient's tile, and of the MLP's backward
@@ -71,13 +71,13 @@ def _linear_add_norm(
     eps: float,
     *,
     drop: _Dropped,
-    repeats: bool = False,
+    repeats: int = 0,
     pool: bool = False,
     many: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ.
 
-    No weight: ``a`` is the product.
+    No weight: ``a`` is the product. ``repeats``: so many rows has ``x``, over and over.
     """
     (T, K), D = a.shape, bias.shape[0]
     total = torch.empty(T, D, device=a.device, dtype=a.dtype)
@@ -89,14 +89,14 @@ def _linear_add_norm(
         product = a if weight is None else torch.mm(a, weight.t())
         kernels.add_norm[(T // _ROWS,)](
             product, bias, x, *norm, total, out, stats[0], stats[1], eps, mask, scale,
-            D=D, XROWS=_TOKENS if repeats else 0, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+            D=D, XROWS=repeats, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
         )  # fmt: skip
         return total, out.view(-1, _TOKENS, D).mean(1) if pool else out, stats
     # among many images two at a time read the weights half as often
     rows = _rows(T) if many and not pool else _TOKENS
     kernels.linear_add_norm[(T // rows,)](
         _described(a, [rows, 64]), _described(weight, [D, 64]), bias, x, *norm, total, out, stats[0],
-        stats[1], eps, mask, scale, K=K, D=D, XROWS=_TOKENS if repeats else 0, POOL=pool,
+        stats[1], eps, mask, scale, K=K, D=D, XROWS=repeats, POOL=pool,
         DROP=dropping, BM=rows, BK=64, num_warps=8, num_stages=_stages(a),
     )  # fmt: skip
     return total, out, stats
@@ -233,6 +233,11 @@ def _weight_gradients(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
     return [g.view(shape) for g, shape in zip(out.split(sizes), shapes, strict=True)]
 
 
+def _attention_tile(L: int) -> dict[str, int]:
+    """Launch options: scores in the next power of two of rows, and twice the warps where those are 128."""
+    return {"L": L, "BL": _power_of_two(L), "num_warps": 4 if L <= 64 else 8}
+
+
 def _column_sums(part: Tensor, like: Tensor) -> Tensor:
     """Sums over the rows of ``part`` (count, rows, width)."""
     count, rows, width = part.shape
@@ -242,7 +247,10 @@ def _column_sums(part: Tensor, like: Tensor) -> Tensor:
 
 
 class _Trunk(torch.autograd.Function):
-    """Patches (T, P) to pooled features (B, D); with no weight for the stem, its products (T, D) before the bias."""
+    """Patches (T, P) to pooled features (B, D); with no weight for the stem, its products (T, D) before the bias.
+
+    The features are the mean over an image's 64 tokens, or the first of 65.
+    """
 
     @staticmethod
     def forward(
@@ -251,6 +259,7 @@ class _Trunk(torch.autograd.Function):
         B, A, eps, keep, share = shape
         stem_bias, positions, gamma, beta, *blocks = parameters
         T, D, F = patches.shape[0], stem_bias.shape[0], blocks[8].shape[0]
+        L = T // B
         depth = len(blocks) // _BLOCK_PARAMETERS
         mask = None
         if share > 0:
@@ -259,7 +268,7 @@ class _Trunk(torch.autograd.Function):
         drop = _dropout(mask, share, T, D, F, depth)
         saved: list[Tensor] = []
         # what enters the next residual sum: a product still to be taken, its bias, and the stream it joins
-        a, weight, bias, x, repeats = patches, stem_weight, stem_bias, positions, True
+        a, weight, bias, x, repeats = patches, stem_weight, stem_bias, positions, L
         for i in range(depth):
             g1, b1, wqkv, bqkv, wo, bo, g2, b2, w1, c1, w2, c2 = blocks[
                 _BLOCK_PARAMETERS * i : _BLOCK_PARAMETERS * (i + 1)
@@ -269,18 +278,21 @@ class _Trunk(torch.autograd.Function):
             )
             qkv = torch.addmm(bqkv, n1, wqkv.t())
             o = torch.empty_like(x0)
-            kernels.attention[(B * A,)](qkv, o, (D // A) ** -0.5, L=_TOKENS, A=A, E=D // A, num_warps=4)
+            kernels.attention[(B * A,)](qkv, o, (D // A) ** -0.5, A=A, E=D // A, **_attention_tile(L))
             x1, n2, stats2 = _linear_add_norm(
                 o, wo, bo, x0, (g2, b2), eps, drop=drop[3 * i + 1], many=not keep
             )
             slope, a = _linear_gelu(n2, w1, c1, drop[3 * i + 2], keep)
             if keep:
                 saved += [x0, stats1, n1, qkv, o, x1, stats2, n2, slope, a]
-            weight, bias, x, repeats = w2, c2, x1, False
+            weight, bias, x, repeats = w2, c2, x1, 0
+        mean = L == _TOKENS
         last, pooled, stats = _linear_add_norm(
-            a, weight, bias, x, (gamma, beta), eps, drop=drop[-1], pool=True
+            a, weight, bias, x, (gamma, beta), eps, drop=drop[-1], pool=mean, many=not keep
         )
         assert last.shape == (T, D)
+        if not mean:
+            pooled = pooled.view(B, L, D)[:, 0].contiguous()
         ctx.shape = shape
         if keep:
             ctx.save_for_backward(
@@ -296,18 +308,25 @@ class _Trunk(torch.autograd.Function):
         depth = len(rest) // (_BLOCK_PARAMETERS + _BLOCK_SAVED)
         blocks, saved = rest[: _BLOCK_PARAMETERS * depth], rest[_BLOCK_PARAMETERS * depth :]
         (T, D), F = last.shape, saved[-1].shape[1]
+        L, tiles = T // B, T // _TOKENS
         drop = _dropout(mask, share, T, D, F, depth)
-        # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; a row an image
+        # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; a row a tile, or an image
         width = 9 * D + F
-        part = torch.empty(depth, B, width, device=last.device)
-        final = torch.empty(B, 3 * D, device=last.device)
+        new = torch.empty if tiles == B else torch.zeros  # not every row has both
+        part = new(depth, max(tiles, B), width, device=last.device)
+        final = torch.empty(tiles, 3 * D, device=last.device)
         # the gradient of the residual stream, and behind the dropout of what joined it last
         dy = torch.empty_like(last)
         dyd = dy if mask is None else torch.empty_like(last)
         kept, scale = drop[-1].arguments(last)
-        kernels.norm_backward[(B,)](
-            dpooled.contiguous(), last, last, stats[0], stats[1], gamma, dy, final, 0, 3 * D, kept, dyd, scale,
-            L=_TOKENS, D=D, POOLED=True, DROP=mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+        mean = L == _TOKENS
+        dn, dres = dpooled.contiguous(), last
+        if not mean:
+            dn, dres = torch.zeros_like(last), torch.zeros_like(last)
+            dn.view(B, L, D)[:, 0] = dpooled
+        kernels.norm_backward[(tiles,)](
+            dn, dres, last, stats[0], stats[1], gamma, dy, final, 0, 3 * D, kept, dyd, scale,
+            L=_TOKENS, D=D, POOLED=mean, DROP=mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
         )  # fmt: skip
         weights: list[list[Tensor]] = [[]] * depth
         for i in reversed(range(depth)):
@@ -322,14 +341,14 @@ class _Trunk(torch.autograd.Function):
             dqkv = torch.empty_like(qkv)
             kernels.attention_backward[(B * A,)](
                 qkv, torch.mm(dx1d, wo), dqkv, part[i], (D // A) ** -0.5, 6 * D, width,
-                L=_TOKENS, A=A, E=D // A, num_warps=4,
+                A=A, E=D // A, **_attention_tile(L),
             )  # fmt: skip
             dx0, dx0d = _linear_norm_backward(dqkv, wqkv, dx1, x0, stats1, g1, part[i], 0, drop[3 * i])
             weights[i] = _weight_gradients([(dqkv, n1), (dx1d, o), (dh, n2), (dyd, a)])
             dy, dyd = dx0, dx0d
         vectors = _column_sums(part, last)
         (ends,) = _column_sums(final[None], last)
-        dpositions = _column_sums(dyd.view(1, B, _TOKENS * D), last).view_as(positions)
+        dpositions = _column_sums(dyd.view(1, B, L * D), last).view_as(positions)
         # the bias before a norm is added to every row, so its gradient is Σdx of that norm; a block's last
         # bias is followed by the next block's first norm
         entering = [v[2 * D : 3 * D] for v in vectors] + [ends[2 * D :]]
@@ -351,12 +370,12 @@ class FusedViT:
 
     @staticmethod
     def supports(model: VisionTransformer, shape: tuple[int, ...]) -> bool:
-        """64 tokens averaged, whole blocks, and widths that fill the tiles.
+        """64 tokens, averaged or with a class token, whole blocks, and widths that fill the tiles.
 
         D is 128, 256, 384 or 512, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
         """
         stem = model.stem
-        if not isinstance(stem, PatchStem | ConvStem) or model.pool != "mean" or len(model.blocks) == 0:
+        if not isinstance(stem, PatchStem | ConvStem) or len(model.blocks) == 0:
             return False
         if any(getattr(block, "drop_path", 0.0) > 0 for block in model.blocks):
             return False
@@ -365,7 +384,7 @@ class FusedViT:
         assert isinstance(block, Block)
         assert isinstance(block.mlp[0], nn.Linear)
         return (
-            tokens == model.positions.shape[1] == _TOKENS
+            tokens == model.positions.shape[1] - (model.pool == "cls") == _TOKENS
             and width in (128, 256, 384, 512)
             and width // block.attention.heads in (16, 32, 64)
             and block.mlp[0].out_features % _TILE == 0
@@ -376,18 +395,31 @@ class FusedViT:
         model = self.model
         low = x.dtype == model.positions.dtype == torch.bfloat16
         # row offsets are 32-bit
-        fits = x.shape[0] * _TOKENS * max(p.shape[0] for p in self._parameters()[1]) < 2**31
+        tokens = model.positions.shape[1]
+        fits = x.shape[0] * tokens * max(p.shape[0] for p in self._parameters()[1]) < 2**31
         rates = self._rates()
-        if not (low and fits) or x.requires_grad or len(rates) > 1 or 1.0 in rates:
+        keep = torch.is_grad_enabled() or max(rates) > 0
+        # images can be filled up where none of them is looked at by another
+        whole = x.shape[0] * tokens % _TOKENS == 0 or not (keep or model.training)
+        if not (low and fits and whole) or x.requires_grad or len(rates) > 1 or 1.0 in rates:
             return model.plain_features(x)
         (drop,) = rates
         with torch.cuda.device_of(x):  # Triton launches on the current device, torch on the tensor's
             # with dropout in the same way whether or not there is a graph, for the same draws
-            if torch.is_grad_enabled() or drop > 0:
+            if keep:
                 return self._features(x, True, drop)
             # BN in training mode takes its statistics from all images
             images = max(x.shape[0], 1) if model.training else _SWEPT
-            return torch.cat([self._features(part, False, 0.0) for part in x.split(images)])
+            return torch.cat([self._swept(part) for part in x.split(images)])
+
+    def _swept(self, x: Tensor) -> Tensor:
+        """Without gradients; filled up with images of nothing where a class token would leave a tile unfilled."""
+        lacking = -x.shape[0] % _TOKENS if self.model.pool == "cls" else 0
+        if lacking == 0:
+            return self._features(x, False, 0.0)
+        return self._features(
+            torch.cat([x, torch.zeros_like(x[:1]).expand(lacking, -1, -1, -1)]), False, 0.0
+        )[: x.shape[0]]
 
     def _rates(self) -> set[float]:
         """Of dropout, as it is now; each of the layers may have been told its own."""
@@ -400,22 +432,27 @@ class FusedViT:
     def _features(self, x: Tensor, keep: bool, drop: float) -> Tensor:
         model = self.model
         stem: Any = model.stem
-        tokens = stem.patches(x) if isinstance(stem, PatchStem) else stem.products(x)
+        weight, parameters = self._parameters()
+        if model.cls_token is not None:
+            tokens = torch.cat([model.cls_token.expand(x.shape[0], -1, -1), stem(x)], dim=1)
+        else:
+            tokens = stem.products(x) if weight is None else stem.patches(x)
         attention: Any = model.blocks[0].attention
         shape = _Shape(x.shape[0], attention.heads, model.norm.eps, keep, drop)
-        weight, parameters = self._parameters()
-        rows = tokens.reshape(x.shape[0] * _TOKENS, -1)
+        rows = tokens.reshape(x.shape[0] * model.positions.shape[1], -1)
         pooled: Tensor = _Trunk.apply(shape, rows, weight, *parameters)
         return pooled
 
     def _parameters(self) -> tuple[Tensor | None, list[Tensor]]:
-        """The linear stem's weight, if it is one, and the rest."""
+        """The linear stem's weight, where it is taken with the first norm, and the rest."""
         model: Any = self.model
         last = model.stem.proj if isinstance(model.stem, PatchStem) else model.stem.layers[-1]
-        out = [last.bias, model.positions, model.norm.weight, model.norm.bias]
+        bias = last.bias if model.cls_token is None else torch.zeros_like(last.bias)
+        out = [bias, model.positions, model.norm.weight, model.norm.bias]
         for block in model.blocks:
             for layer in (block.norm1, block.attention.qkv, block.attention.proj, block.norm2):
                 out += [layer.weight, layer.bias]
             for layer in (block.mlp[0], block.mlp[3]):
                 out += [layer.weight, layer.bias]
-        return (last.weight if isinstance(last, nn.Linear) else None), out
+        linear = isinstance(last, nn.Linear) and model.cls_token is None
+        return (last.weight if linear else None), out

@@ -270,49 +270,61 @@ def linear_scale_backward(
 
 
 @triton.jit
-def attention(qkv, out, scale, L: tl.constexpr, A: tl.constexpr, E: tl.constexpr):
+def _scores(q, k, scale, L: tl.constexpr, BL: tl.constexpr):
+    """exp(q·kᵀ·scale − the row's largest): BL rows and columns, of which L are tokens."""
+    s = tl.dot(q, tl.trans(k)) * scale
+    if BL > L:
+        s = tl.where((tl.arange(0, BL) < L)[None, :], s, float("-inf"))
+    return tl.exp(s - tl.max(s, 1)[:, None])
+
+
+@triton.jit
+def attention(qkv, out, scale, L: tl.constexpr, A: tl.constexpr, E: tl.constexpr, BL: tl.constexpr):
     """One image and head a program: qkv (B, L, 3, A, E), out (B, L, A, E)."""
     b = tl.program_id(0) // A
     head = tl.program_id(0) % A
     D = A * E
-    r = tl.arange(0, L)
+    FULL: tl.constexpr = BL == L
+    r = tl.arange(0, BL)
     e = tl.arange(0, E)
+    inside = (r < L)[:, None]
     at = b * L * 3 * D + r[:, None] * (3 * D) + head * E + e[None, :]
-    q = tl.load(qkv + at)
-    k = tl.load(qkv + at + D)
-    v = tl.load(qkv + at + 2 * D)
-    s = tl.dot(q, tl.trans(k)) * scale
-    p = tl.exp(s - tl.max(s, 1)[:, None])
+    q = _get(qkv, at, inside, FULL)
+    k = _get(qkv, at + D, inside, FULL)
+    v = _get(qkv, at + 2 * D, inside, FULL)
+    p = _scores(q, k, scale, L, BL)
     o = tl.dot(p.to(tl.bfloat16), v) / tl.sum(p, 1)[:, None]
-    tl.store(out + b * L * D + r[:, None] * D + head * E + e[None, :], o.to(tl.bfloat16))
+    _put(out, b * L * D + r[:, None] * D + head * E + e[None, :], o.to(tl.bfloat16), inside, FULL)
 
 
 @triton.jit
 def attention_backward(
-    qkv, do, dqkv, part, scale, slot, width, L: tl.constexpr, A: tl.constexpr, E: tl.constexpr
-):
+    qkv, do, dqkv, part, scale, slot, width,
+    L: tl.constexpr, A: tl.constexpr, E: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
     """The scores again, then dq, dk and dv and their sums over the image's tokens."""
     b = tl.program_id(0) // A
     head = tl.program_id(0) % A
     D = A * E
-    r = tl.arange(0, L)
+    FULL: tl.constexpr = BL == L
+    r = tl.arange(0, BL)
     e = tl.arange(0, E)
+    inside = (r < L)[:, None]
     at = b * L * 3 * D + r[:, None] * (3 * D) + head * E + e[None, :]
-    q = tl.load(qkv + at)
-    k = tl.load(qkv + at + D)
-    v = tl.load(qkv + at + 2 * D)
-    g = tl.load(do + b * L * D + r[:, None] * D + head * E + e[None, :])
-    s = tl.dot(q, tl.trans(k)) * scale
-    p = tl.exp(s - tl.max(s, 1)[:, None])
+    q = _get(qkv, at, inside, FULL)
+    k = _get(qkv, at + D, inside, FULL)
+    v = _get(qkv, at + 2 * D, inside, FULL)
+    g = _get(do, b * L * D + r[:, None] * D + head * E + e[None, :], inside, FULL)  # rows past L add nothing
+    p = _scores(q, k, scale, L, BL)
     p = p / tl.sum(p, 1)[:, None]
     dv = tl.dot(tl.trans(p.to(tl.bfloat16)), g)
     dp = tl.dot(g, tl.trans(v))
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(tl.bfloat16)
     dq = tl.dot(ds, k)
     dk = tl.dot(tl.trans(ds), q)
-    tl.store(dqkv + at, dq.to(tl.bfloat16))
-    tl.store(dqkv + at + D, dk.to(tl.bfloat16))
-    tl.store(dqkv + at + 2 * D, dv.to(tl.bfloat16))
+    _put(dqkv, at, dq.to(tl.bfloat16), inside, FULL)
+    _put(dqkv, at + D, dk.to(tl.bfloat16), inside, FULL)
+    _put(dqkv, at + 2 * D, dv.to(tl.bfloat16), inside, FULL)
     base = part + b * width + slot + head * E + e
     tl.store(base, tl.sum(dq, 0))
     tl.store(base + D, tl.sum(dk, 0))
