@@ -162,7 +162,7 @@ def test_the_table_shows_what_is_there_and_what_is_missing(
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(
         [
             f"{name}.{form}"
-            for name in ("table1", "differences", "hyperparameters")
+            for name in ("table1", "differences", "hyperparameters", "audits")
             for form in ("csv", "md", "tex")
         ]
         + ["index.md"]
@@ -171,6 +171,21 @@ def test_the_table_shows_what_is_there_and_what_is_missing(
     with (tmp_path / "report" / "table1.csv").open() as file:
         found = list(csv.DictReader(file))
     assert (found[2]["mean"], found[2]["to paper"], found[0]["mean"]) == ("78.00", "-0.34", "missing")
+
+
+def test_audits_count_the_looks_at_which_the_bound_held_and_show_the_last() -> None:
+    runs = three_seeds()
+    names = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity", "bound")
+    metrics = runs["cifar100-resnet8-protoseam-43"]["metrics"]
+    metrics[1]["audit"] = dict(zip(names, (9.0, 1.0, 1.0, 1.0, 1.0, 4.0), strict=True))
+    metrics[3]["audit"] = dict(zip(names, (1.5, 0.25, 2.0, 1.0, 3.0, 6.25), strict=True))
+    assert [row[2:] for row in tables.audits(runs, SCOPE).rows] == [
+        ["42", "not audited", "", "", "", "", "", ""],
+        ["43", "1 of 2", "1.50", "0.25", "2.00", "1.00", "3.00", "6.25"],
+        ["44", "not audited", "", "", "", "", "", ""],
+    ]
+    assert "audits" in reporting.part_tables("table1", runs, SCOPE)
+    assert "audits" not in reporting.part_tables("table1", {}, SCOPE)
 
 
 def test_the_hyperparameters_are_the_papers_beside_the_files() -> None:

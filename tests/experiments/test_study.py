@@ -131,6 +131,7 @@ def test_a_recipe_says_its_command_its_time_and_the_papers_number() -> None:
         assert f"{config.data}-{config.model}-{config.variant}" == name
         assert f"learning rate {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}" in told
         assert f"{config.epochs} epochs" in told
+        assert config.audit_every == (20 if config.variant == "protoseam" else 0)
     assert "4.3 to 9.7 min on one H200" in (RECIPES["cifar100-resnet8-protoseam"].__doc__ or "")
 
 

@@ -12,7 +12,7 @@ import pytest
 from protoseam.cli.main import main
 from protoseam.theory import toy
 
-TABLES = {"table1", "differences", "hyperparameters", "sweep-rho", "sweep-k", "curves", "toy"}
+TABLES = {"table1", "differences", "hyperparameters", "audits", "sweep-rho", "sweep-k", "curves", "toy"}
 FIGURES = {"sweep-rho", "sweep-k", "curves", "clusters", "toy-selection", "toy-perturbation"}
 SHORT = ["--quick", "--seeds", "42", "43", "--epochs", "8"]
 

@@ -139,7 +139,7 @@ class RunConfig:
         if self.audit_every < 0 or (self.audit_every and not self.validation):
             raise ConfigError(
                 f"audit_every={self.audit_every} with validation={self.validation}: it is a number of epochs (0: "
-                "never), and an audit needs validation data"
+                "never), and an audit needs validation data; set audit_every to 0 or hold some out"
             )
         if self.keep_embeddings < 0:
             raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")

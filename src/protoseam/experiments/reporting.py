@@ -30,10 +30,12 @@ def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
     if part == "table1":
         ours = aggregate.counted(PLANS[part](scope), runs)
         cells = aggregate.cells(ours, scope)
+        audits = tables.audits(ours, scope)
         return {
             "table1": tables.table_1(cells, scope),
             "differences": tables.paired(aggregate.differences(cells), scope),
             "hyperparameters": tables.hyperparameters(ours, scope),
+            **({"audits": audits} if audits.rows else {}),
         }
     if part in _SETTINGS:
         points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])

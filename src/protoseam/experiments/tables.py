@@ -18,8 +18,8 @@ from protoseam.experiments.plans import Scope
 from protoseam.experiments.recipes import TITLES
 
 __all__ = [
-    "Table", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table", "table_1",
-    "toy_table",
+    "Table", "audits", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table",
+    "table_1", "toy_table",
 ]  # fmt: skip
 
 MISSING = "missing"
@@ -97,6 +97,29 @@ def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
                 rows.append([*names, str(epoch), *(f"{value:.2f}" for value in values)])
     caption = "Validation accuracy in % over the epochs: mean, lowest and highest of the seeds."
     return _table(caption, ("data", "network", "variant", "epoch", "mean", "lowest", "highest"), rows, scope)
+
+
+def audits(runs: Runs, scope: Scope) -> Table:
+    """eq:bures: the risk-transfer bound on held-out images, term by term at a run's last look, for ProtoSeam's runs."""
+    terms = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity", "bound")
+    words = ("R", "sampled loss", "mean mismatch", "covariance mismatch", "non-Gaussianity (cap)", "bound")
+    rows = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for seed in scope.seeds:
+                run = runs.get(f"{data}-{model}-protoseam-{seed}")
+                if run is None:
+                    continue
+                looks = [row["audit"] for row in run["metrics"] if "audit" in row]
+                held = sum(look["risk"] <= look["bound"] for look in looks)
+                last = [f"{looks[-1][term]:.2f}" for term in terms] if looks else [""] * len(terms)
+                verdict = f"{held} of {len(looks)}" if looks else "not audited"
+                rows.append([TITLES[data], TITLES[model], str(seed), verdict, *last])
+    caption = (
+        "The deployed risk R and its bound (thm:risk-transfer) on held-out images: at how many looks it held, and the "
+        "terms whose sum it is at the last."
+    )
+    return _table(caption, ("data", "network", "seed", "held", *words), rows, scope)
 
 
 def hyperparameters(runs: Runs, scope: Scope) -> Table:
