@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from protoseam.engine.rundir import environment
-from protoseam.models import fused_vit, vit_kernels
-from protoseam.models.fused_vit import _described as described
+from protoseam.models import vit_kernels, vit_launches
 from protoseam.models.vit_kernels import _normal_tail
+from protoseam.models.vit_launches import described
 
 BLOCKS, BATCH, TOKENS, WIDTH, HIDDEN, HEADS = 6, 128, 64, 256, 1024, 8
 T, D, F = BATCH * TOKENS, WIDTH, HIDDEN
@@ -192,7 +192,7 @@ def weight_gradients(b: Bench) -> None:
             (narrow[4][i], wide[1][i]),
         ]
 
-    b("weight_gradients and add_slices", lambda i: fused_vit._weight_gradients(pairs(i)))
+    b("weight_gradients and add_slices", lambda i: vit_launches.weight_gradients(pairs(i)))
     b("weight gradients by cuBLAS", lambda i: [torch.mm(d.t(), x) for d, x in pairs(i)])
     shapes = [(d.shape[1], x.shape[1]) for d, x in pairs(0)]
     total = sum(o * i for o, i in shapes)
