@@ -197,6 +197,9 @@ def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": "1.0.0"}))
     with pytest.warns(session.ResumeWarning, match=r"torch: was 1\.0\.0, is "):
         session.resume(tmp_path / "run", quiet=True)
+    kept = json.loads(path.read_text())
+    assert kept["torch"] == "1.0.0"
+    assert [where["torch"] for where in kept["resumed"]] == [torch.__version__]
 
 
 def test_config_round_trip_and_unknown_keys() -> None:

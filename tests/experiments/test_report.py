@@ -8,12 +8,13 @@ import io
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from protoseam.cli.main import main
-from protoseam.engine.config import ConfigError
+from protoseam.engine.config import ConfigError, to_dict
 from protoseam.experiments import aggregate, documents, paper, reporting, study, tables
 from protoseam.experiments.plans import PLANS, QUICK, Scope
 
@@ -21,26 +22,24 @@ ROOT = Path(__file__).parents[2]
 SCOPE = Scope(datasets=("cifar100",), models=("resnet8",))
 
 
-def row(accuracy: float, epochs: int = 200, **more: Any) -> dict[str, Any]:
+PLANNED = {name: config for plan in PLANS.values() for name, config in plan(Scope())}
+
+
+def row(name: str, accuracy: float, epochs: int = 200) -> dict[str, Any]:
+    """A finished run of the plan, as its file has it."""
     losses = {"total": 2.0, "consensus": 1.0}
     metrics = [
         {"epoch": e, "validation_accuracy": None if e % 2 else accuracy * e / 4, "loss": losses}
         for e in (1, 2, 3, 4)
     ]
-    optim = {"lr": 0.05, "weight_decay": 2e-3}
-    return {
-        "epochs": epochs,
-        "test_accuracy": accuracy,
-        "config": {"optim": optim},
-        "metrics": metrics,
-        **more,
-    }
+    config = to_dict(PLANNED[name])
+    return {"epochs": epochs, "test_accuracy": accuracy, "config": config, "metrics": metrics}
 
 
 def three_seeds() -> aggregate.Runs:
     values = {"baseline": (0.76, 0.77, 0.78), "protoseam": (0.78, 0.80, 0.79)}
     return {
-        f"cifar100-resnet8-{variant}-{seed}": row(value)
+        f"cifar100-resnet8-{variant}-{seed}": row(f"cifar100-resnet8-{variant}-{seed}", value)
         for variant, of_seeds in values.items()
         for seed, value in zip(paper.SEEDS, of_seeds, strict=True)
     }
@@ -81,21 +80,79 @@ def test_one_seed_has_no_interval_and_a_seed_counts_only_in_both() -> None:
 
 def test_only_the_papers_200_epochs_count_on_its_data() -> None:
     scope = Scope(datasets=("cifar100",), models=("resnet8",), epochs=30)
-    runs = {"cifar100-resnet8-baseline-42": row(0.99, epochs=30), "cifar100-resnet8-baseline-43": row(0.7)}
+    short, whole = (f"cifar100-resnet8-baseline-{seed}" for seed in (42, 43))
+    runs = {short: row(short, 0.99, epochs=30), whole: row(whole, 0.7)}
     assert list(aggregate.counted(PLANS["table1"](scope), runs)) == ["cifar100-resnet8-baseline-43"]
     absent, uncounted, total = reporting.shortfall("table1", runs, scope)
-    assert (len(absent), uncounted, total) == (7, ["cifar100-resnet8-baseline-42"], 9)
+    assert (len(absent), uncounted, total) == (7, {short: "of 30 epochs"}, 9)
     assert "- cifar100-resnet8-baseline-42: there, but of 30 epochs: not counted" in reporting.index(
         runs, scope
     )
 
 
+def test_a_file_counts_only_as_the_run_that_its_name_says() -> None:
+    name = "cifar100-vit_s-protoseam-42"
+    plan = PLANS["table1"](Scope())
+
+    def why(**changes: Any) -> str:
+        run = row(name, 0.9)
+        run["config"] |= changes
+        assert (name in aggregate.counted(plan, {name: run})) == (not aggregate.refused(PLANNED[name], run))
+        return aggregate.refused(PLANNED[name], run)
+
+    assert why(seed=43) == "with other settings (seed: 43 there, 42 here)"
+    assert "model_options: {'stem': 'conv'} there, {} here" in why(model_options={"stem": "conv"})
+    assert "augment: none there, auto here" in why(augment="none")
+    assert "unknown setting depth" in why(depth=3)
+    assert not why(augment="paper", data_root="/data", device="cuda", audit_every=0, checkpoint_every=1)
+    old = row(name, 0.9)
+    del (
+        old["config"]["keep_embeddings"],
+        old["config"]["lift"]["repulsion"],
+    )  # of before there was such a setting
+    assert not aggregate.refused(PLANNED[name], old)
+
+
+def test_off_the_papers_data_the_plans_own_epochs_count_and_pictures_need_embeddings() -> None:
+    (_, config), *_ = PLANS["table1"](QUICK)
+    run = {"epochs": 24, "config": to_dict(config)}
+    assert aggregate.refused(config, run) == "of 24 epochs"
+    assert not aggregate.refused(config, {**run, "epochs": 25})
+    (_, config), *_ = PLANS["clusters"](QUICK)
+    run = {"epochs": 60, "config": to_dict(config)}
+    assert aggregate.refused(config, run) == "without embeddings"
+    assert not aggregate.refused(config, {**run, "embeddings": {}})
+
+
+def test_no_run_of_the_quick_study_has_the_name_of_one_of_the_papers() -> None:
+    quick = {name for plan in PLANS.values() for name, _ in plan(QUICK)}
+    assert not quick & PLANNED.keys()
+
+
+def test_a_toy_simulated_with_fewer_samples_is_not_the_papers() -> None:
+    runs = {"toy": {"rows": [], "samples": 20_000, "seeds": 10}}
+    assert reporting.shortfall("toy", runs, QUICK) == ([], {}, 1)
+    assert reporting.shortfall("toy", runs, Scope()) == ([], {"toy": "of 20000 samples and 10 seeds"}, 1)
+    assert "toy" in reporting.part_tables("toy", runs, QUICK)
+    assert "toy" not in reporting.part_tables("toy", runs, Scope())
+
+
+def test_a_report_keeps_nothing_of_an_earlier_one_that_has_no_data_now(tmp_path: Path) -> None:
+    name = "sweep-cifar100-vit_s-rho_max-8-42"
+    reporting.write_report(["sweep-rho", "table1"], three_seeds() | {name: row(name, 0.7)}, SCOPE, tmp_path)
+    (tmp_path / "mine.png").write_bytes(b"")
+    before = {path.name for path in tmp_path.iterdir()}
+    assert {"sweep-rho.png", "audits.md"} <= before
+    reporting.write_report(["sweep-rho"], {}, SCOPE, tmp_path)
+    assert before - {path.name for path in tmp_path.iterdir()} == {"sweep-rho.png", "sweep-rho.svg"}
+    reporting.write_report(["table1"], {}, SCOPE, tmp_path)
+    assert not list(tmp_path.glob("audits.*"))
+
+
 def test_a_sweep_is_mean_lowest_and_highest_beside_the_papers() -> None:
-    runs = {
-        "sweep-rho_max-8-42": row(0.69),
-        "sweep-rho_max-8-44": row(0.71),
-        "cifar100-vit_s-protoseam-43": row(0.7),
-    }
+    at_8 = "sweep-cifar100-vit_s-rho_max-8"
+    values = {f"{at_8}-42": 0.69, f"{at_8}-44": 0.71, "cifar100-vit_s-protoseam-43": 0.7}
+    runs = {name: row(name, value) for name, value in values.items()}
     points = {point.value: point for point in aggregate.sweep(runs, Scope(), "rho_max")}
     assert points[8].measured == pytest.approx((70.0, 69.0, 71.0))
     assert points[8].published == pytest.approx((69.3267, 68.6, 69.89))
@@ -126,11 +183,12 @@ def test_curves_are_the_range_of_the_seeds_where_all_have_a_value() -> None:
     assert tables.curves_table(
         bands, SCOPE
     ).rows == [  # every fifth epoch, of which there is none, and the last
-        ["CIFAR-100", "ResNet-8", "Baseline", "4", "77.00", "76.00", "78.00"],
+        ["CIFAR-100", "ResNet-8", "Baseline", "3", "4", "77.00", "76.00", "78.00"],
         [
             "CIFAR-100",
             "ResNet-8",
             "ProtoSeam",
+            "3",
             "4",
             *(f"{v[-1]:.2f}" for v in (bands[3].mean, bands[3].low, bands[3].high)),
         ],
@@ -138,7 +196,7 @@ def test_curves_are_the_range_of_the_seeds_where_all_have_a_value() -> None:
     fifths = dataclasses.replace(
         bands[0], epochs=[4, 5, 10, 11], mean=[1, 2, 3, 4], low=[1] * 4, high=[9] * 4
     )
-    assert [row[3:5] for row in tables.curves_table([fifths], SCOPE).rows] == [
+    assert [row[4:6] for row in tables.curves_table([fifths], SCOPE).rows] == [
         ["5", "2.00"],
         ["10", "3.00"],
         ["11", "4.00"],
@@ -148,8 +206,10 @@ def test_curves_are_the_range_of_the_seeds_where_all_have_a_value() -> None:
 def test_the_table_shows_what_is_there_and_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = {f"cifar100-resnet8-protoseam-{seed}": row(value) for seed, value in ((42, 0.77), (43, 0.79))}
-    out = written(tmp_path / "study", {**runs, "cifar100-resnet8-baseline-42": row(0.99, epochs=30)})
+    name = "cifar100-resnet8-protoseam-{}".format
+    runs = {name(seed): row(name(seed), value) for seed, value in ((42, 0.77), (43, 0.79))}
+    short = "cifar100-resnet8-baseline-42"
+    out = written(tmp_path / "study", {**runs, short: row(short, 0.99, epochs=30)})
     command = ["reproduce", "table1", "--out", str(out), "--table-only", "--datasets", "cifar100"]
     assert main([*command, "--models", "resnet8", "--report", str(tmp_path / "report")]) == 0
     shown = capsys.readouterr().out
@@ -189,12 +249,18 @@ def test_audits_count_the_looks_at_which_the_bound_held_and_show_the_last() -> N
 
 
 def test_the_hyperparameters_are_the_papers_beside_the_files() -> None:
-    table = tables.hyperparameters(three_seeds(), SCOPE)
+    runs = three_seeds()
+    runs["cifar100-resnet8-protoseam-43"]["config"]["optim"]["lr"] = 0.1
+    table = tables.hyperparameters(runs, SCOPE)
     assert table.rows == [
         ["CIFAR-100", "ResNet-8", "Baseline", "0.05", "0.002", "0.05", "0.002"],
         ["CIFAR-100", "ResNet-8", "Unlifted", "Baseline's", "Baseline's", "missing", "missing"],
-        ["CIFAR-100", "ResNet-8", "ProtoSeam", "0.02", "0.002", "0.05", "0.002"],
+        ["CIFAR-100", "ResNet-8", "ProtoSeam", "0.02", "0.002", "0.02, 0.1", "0.002"],
     ]
+
+
+def test_latex_of_a_table_without_rows_still_has_its_columns() -> None:
+    assert r"\begin{tabular}{ll}" in tables.latex(tables.Table("none yet", ("a", "b"), []))
 
 
 def test_latex_has_booktabs_one_column_a_header_and_no_bare_specials() -> None:
@@ -236,7 +302,7 @@ def test_the_generated_tables_are_those_of_the_results(document: str, tmp_path: 
         "--readme README.md docs/reproduction.md"
     )
     # and other results would show
-    other = {"cifar100-resnet8-baseline-42": row(0.5)}
+    other = {"cifar100-resnet8-baseline-42": row("cifar100-resnet8-baseline-42", 0.5)}
     assert documents.fill(copy, documents.blocks(other))
     assert "50.00" in copy.read_text(encoding="utf-8")
 
@@ -249,6 +315,12 @@ def test_blocks_are_rewritten_and_the_rest_is_left_alone(tmp_path: Path) -> None
     assert not documents.fill(page, {"table1": "new\n"})
     with pytest.raises(ConfigError, match="no block to fill: put <!-- NAME:begin -->"):
         documents.fill(page, {"results": "x\n"})
+    page.write_bytes(b"<!-- table1:begin -->\r\nold\r\n<!-- table1:end -->\r\n")
+    assert documents.fill(page, {"table1": "new\n"})
+    assert page.read_bytes() == b"<!-- table1:begin -->\r\nnew\r\n<!-- table1:end -->\r\n"
+    page.write_text("<!-- a:begin -->\n<!-- a:end -->\n<!-- b:begin -->\n")
+    with pytest.raises(ConfigError, match="has <!-- b:begin --> but no <!-- b:end --> behind it"):
+        documents.fill(page, {"a": "new\n", "b": "new\n"})
     with pytest.raises(ConfigError, match="cannot be read"):
         documents.fill(tmp_path / "nowhere.md", {"results": "x\n"})
 
@@ -261,6 +333,7 @@ def test_the_readme_summary_says_how_many_seeds_and_the_interval() -> None:
     assert line == (
         "| CIFAR-100 | ResNet-8 | 77.00 (76.76) | missing (74.24) | 79.00 (78.34) | +2.00 [-0.48, +4.48] (+1.58) |"
     )
+    assert "6 are in [elsewhere](elsewhere)" in documents.blocks(runs, "elsewhere")["results"]
     del runs["cifar100-resnet8-baseline-42"]
     assert "| 77.50 (76.76), 2 of 3 seeds |" in documents.blocks(runs)["results"]
 
@@ -286,11 +359,106 @@ def test_contradictions_are_answered_in_words(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--seeds", "42", "42"], "--seeds names one twice: 42 42"),
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["--seeds", "9" * 30], "seed must be at least 0 and below 2**63"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(
+    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "table1", "--quick", "--out", str(tmp_path / "study"), *argv]) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_terminal_without_greek_letters_is_no_reason_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert main(["reproduce", "sweep-rho", "--table-only", "--out", str(tmp_path)]) == 0
+    terminal.flush()
+    assert b"| ?max | seed 42 |" in terminal.buffer.getvalue()
+    assert "| ρmax | seed 42 |" in (tmp_path / "report" / "sweep-rho.md").read_text(encoding="utf-8")
+
+
+def test_a_file_that_is_no_run_is_named_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.json").write_text("{}")
+    assert main(["reproduce", "table1", "--quick", "--out", str(tmp_path)]) == 1
+    assert "notes.json is no finished run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.json"]
+
+
+def test_all_keeps_to_the_data_and_networks_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def parts(*argv: str) -> list[str]:
+        assert main(["reproduce", "all", "--table-only", "--out", str(tmp_path), *argv]) == 0
+        return [
+            line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "runs are in" in line
+        ]
+
+    assert parts() == ["table1", "sweep-rho", "sweep-k", "curves", "clusters", "toy"]
+    assert parts("--datasets", "cifar10") == ["table1", "curves"]
+    assert parts("--datasets", "cifar100", "--models", "vit_s") == [
+        "table1",
+        "sweep-rho",
+        "sweep-k",
+        "curves",
+    ]
+    assert parts("--variants", "baseline") == ["table1", "curves", "clusters", "toy"]
+
+
+def test_the_parts_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    budgets: list[float] = []
+
+    def study_of_a_minute(*_: Any, budget_seconds: float, **__: Any) -> bool:
+        budgets.append(budget_seconds)
+        clock.now += 60
+        return True
+
+    monkeypatch.setattr(study, "run_study", study_of_a_minute)
+    monkeypatch.setattr("protoseam.cli.reproduce.time", SimpleNamespace(monotonic=lambda: clock.now))
+    command = [
+        "reproduce",
+        "all",
+        "--quick",
+        "--seeds",
+        "42",
+        "--out",
+        str(tmp_path),
+        "--budget-minutes",
+        "2.5",
+    ]
+    assert main(command) == 0
+    assert budgets == [150, 90, 30]
+    assert not (tmp_path / "toy.json").exists()
+
+
+def test_a_toy_that_is_there_is_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def simulate(**_: Any) -> None:
+        raise AssertionError("simulated again")
+
+    monkeypatch.setattr("protoseam.theory.toy.simulate", simulate)
+    monkeypatch.setattr(reporting, "can_draw", lambda: False)
+    (tmp_path / "toy.json").write_text(json.dumps({"rows": [], "samples": 20_000, "seeds": 10}))
+    main(["reproduce", "toy", "--quick", "--out", str(tmp_path)])
+    assert (tmp_path / "report" / "toy.md").exists()
+
+
 def test_without_matplotlib_the_tables_are_there_and_it_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "can_draw", lambda: False)
-    out = written(tmp_path / "study", {"sweep-rho_max-8-42": row(0.69)})
+    name = "sweep-cifar100-vit_s-rho_max-8-42"
+    out = written(tmp_path / "study", {name: row(name, 0.69)})
     assert main(["reproduce", "sweep-rho", "--table-only", "--out", str(out)]) == 1
     assert "pip install -e '.[report]'" in capsys.readouterr().err
     assert {path.suffix for path in (out / "report").iterdir()} == {".csv", ".md", ".tex"}

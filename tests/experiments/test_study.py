@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ SMALL = RunConfig(
     device="cpu",
 )
 PLAN = [
-    (f"{variant}-{seed}", dataclasses.replace(SMALL, variant=variant, seed=seed))
+    (f"{variant}-{seed}", dataclasses.replace(SMALL, variant=variant, seed=seed, data_root="."))
     for variant in ("baseline", "protoseam")
     for seed in (1, 2)
 ]
@@ -42,6 +43,7 @@ def test_a_study_is_one_file_a_run(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"{name}.json" for name, _ in sorted(PLAN)]
     row = study.read_study(tmp_path)["protoseam-2"]
     assert row["config"]["seed"] == 2
+    assert row["config"]["data_root"] is None  # a path of this machine
     assert len(row["metrics"]) == 3
     assert 0 < row["test_accuracy"] <= 1
     assert row["environment"]["torch"]
@@ -60,6 +62,49 @@ def test_a_budget_cuts_it_off_and_the_rest_comes_out_the_same(tmp_path: Path) ->
         assert cut[name]["test_accuracy"] == row["test_accuracy"]
         losses = [[epoch["loss"] for epoch in r["metrics"]] for r in (row, cut[name])]
         assert losses[0] == losses[1]
+
+
+def test_a_run_that_diverges_stops_no_other_and_is_named_at_the_end(tmp_path: Path) -> None:
+    wild = ("wild", dataclasses.replace(SMALL, optim=OptimConfig(lr=1e30, warmup_epochs=0)))
+    for _ in range(2):  # nor when the study is started again, and its directory comes first
+        with pytest.raises(study.StudyError, match=r"^wild: .*not finite"):
+            study.run_study([wild, *PLAN[:3]], tmp_path, pack=2, quiet=True)
+        assert set(study.read_study(tmp_path)) == {name for name, _ in PLAN[:3]}
+
+
+def test_an_unfinished_run_with_other_settings_stops_no_other_and_is_left_alone(tmp_path: Path) -> None:
+    other = dataclasses.replace(PLAN[0][1], epochs=9)
+    RunDirectory.create(tmp_path / "unfinished" / "baseline-1", other).close()
+    with pytest.raises(study.StudyError, match=r"other settings \(epochs: 9 there, 3 here\). Remove it"):
+        study.run_study(PLAN[:2], tmp_path, pack=2, quiet=True)
+    assert set(study.read_study(tmp_path)) == {"baseline-2"}
+    assert (tmp_path / "unfinished" / "baseline-1" / "config.yaml").exists()
+
+
+def test_a_run_begun_with_fewer_looks_at_it_is_gone_on_with(tmp_path: Path) -> None:
+    begun = dataclasses.replace(PLAN[2][1], audit_every=0, checkpoint_every=1)
+    RunDirectory.create(tmp_path / "unfinished" / "protoseam-1", begun).close()
+    assert study.run_study([(PLAN[2][0], dataclasses.replace(begun, audit_every=1))], tmp_path, quiet=True)
+    assert all("audit" in line for line in study.read_study(tmp_path)["protoseam-1"]["metrics"])
+
+
+def test_what_was_cut_off_comes_first_and_each_pack_has_what_is_left_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    seen: list[tuple[list[str], float]] = []
+    train_packed = study.train_packed
+
+    def forty_seconds(runs: list[tuple[RunConfig, Path]], budget_seconds: float, **more: Any) -> Any:
+        seen.append(([path.name for _, path in runs], budget_seconds))
+        clock.now += 40
+        return train_packed(runs, **more)
+
+    monkeypatch.setattr(study, "train_packed", forty_seconds)
+    monkeypatch.setattr(study, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    RunDirectory.create(tmp_path / "unfinished" / PLAN[2][0], PLAN[2][1]).close()
+    assert not study.run_study(PLAN, tmp_path, budget_seconds=100, quiet=True)
+    assert seen == [(["protoseam-1"], 100), (["baseline-1"], 60), (["baseline-2"], 20)]
 
 
 def test_the_plan_of_table_1_has_the_papers_54_runs_and_settings() -> None:
@@ -89,6 +134,8 @@ def test_the_cluster_runs_have_two_dimensions_and_keep_them() -> None:
     for config in plan.values():
         assert (config.data, config.lift.dim, config.keep_embeddings) == ("mnist", 2, 2000)
     assert dict(clusters(Scope(epochs=1)))["clusters-mnist-convnet-baseline-42"].epochs == 1
+    quick = [{c.epochs for _, c in clusters(s)} for s in (QUICK, dataclasses.replace(QUICK, epochs=8))]
+    assert quick == [{60}, {8}]
 
 
 def test_the_published_means_are_the_printed_ones() -> None:
@@ -154,7 +201,7 @@ def test_a_file_that_is_no_finished_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cut\.json cannot be read as JSON"):
         study.read_study(tmp_path)
     (tmp_path / "cut.json").write_text('{"epochs": 2, "config": {}, "metrics": []}')
-    with pytest.raises(ConfigError, match="it has no test_accuracy"):
+    with pytest.raises(ConfigError, match="it has no metrics, test_accuracy: move"):
         study.read_study(tmp_path)
 
 
@@ -182,7 +229,7 @@ def test_a_worker_may_die_between_the_last_epoch_the_results_and_their_file(tmp_
     (work / "summary.json").unlink()  # the last checkpoint is there, the results are not
     leftover = tmp_path / "unfinished" / "baseline-2"
     leftover.mkdir()
-    kept = {"test_accuracy": 0.5, "epochs": 3, "config": {}, "metrics": []}
+    kept = {"test_accuracy": 0.5, "epochs": 3, "config": {}, "metrics": [{}]}
     (tmp_path / "baseline-2.json").write_text(json.dumps(kept))  # not yet cleared up
     assert study.run_study(PLAN[:2], tmp_path, quiet=True)
     found = study.read_study(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import sqlite3
 import sys
@@ -74,6 +75,9 @@ def test_a_space_is_read_from_words() -> None:
         ("optim.lr=uniform:2:1", "LOW must be below HIGH"),
         ("optim.lr=loguniform:0:1", "above 0"),
         ("seed=choice:1,2", "seed cannot be searched over"),
+        ("optim.lr=choice:", "choice needs values that differ"),
+        ("optim.lr=choice:0.05,5e-2", "choice needs values that differ"),
+        ("optim.lr=uniform:0:inf", "LOW must be below HIGH, and both finite"),
     ],
 )
 def test_a_space_that_cannot_be_is_explained(word: str, said: str) -> None:
@@ -351,3 +355,139 @@ def test_a_storage_that_cannot_be_reached_is_named_without_its_password(
     with pytest.raises(SweepError, match=r"me:\*\*\*@") as error:
         open_storage(url, heartbeat=60)
     assert "secret" not in str(error.value)
+
+
+# ---------------------------------------------------------------------- cut off, and joined by others
+
+
+LONGER = dataclasses.replace(BASE, epochs=3)
+THREE_RATES = (0.05, 0.02, 0.01)
+
+
+def search_of(folder: Path, base: RunConfig = LONGER, *, shared: bool = False) -> sweep.Search:
+    """The search of a worker whose runs go to ``folder``; all of them draw from the storage beside it."""
+    storage = open_storage(f"sqlite:///{folder.parent / 'db'}", heartbeat=60)
+    space = {"optim.lr": Choice(THREE_RATES)}
+    return sweep.plan_search(base, space, [1], folder, storage, name="s", shared=shared)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The epochs that were trained, in order. Each takes a second; nothing else takes time or waits."""
+    epochs: list[int] = []
+    honest = session.run_epoch_together
+
+    def counted(runs: Any) -> Any:
+        found = honest(runs)
+        epochs.append(found[0]["epoch"])
+        return found
+
+    def wait(_: float) -> None:
+        pytest.fail("it waits for others, and there are none")
+
+    clock = SimpleNamespace(monotonic=lambda: float(len(epochs)), sleep=wait)
+    monkeypatch.setattr(session, "run_epoch_together", counted)
+    monkeypatch.setattr(session, "time", clock)
+    monkeypatch.setattr(sweep, "time", clock)
+    return epochs
+
+
+def test_what_has_a_checkpoint_here_is_gone_on_with_first(tmp_path: Path, trained: list[int]) -> None:
+    search = search_of(tmp_path / "f")
+    begun = search.config({"optim.lr": THREE_RATES[2]}, seed=1)
+    with pytest.raises(session.Interrupted):
+        session.train(begun, tmp_path / "f" / "unfinished" / "002-1", quiet=True, budget_seconds=2.5)
+    order: list[int] = []
+    assert sweep.run_sweep([search], quiet=True, say=lambda _, slot, __: order.append(slot))
+    assert order == [2, 0, 1]
+    assert trained == [1, 2, 3] * 3
+
+
+@pytest.mark.parametrize(
+    "where", [{"data_root": "elsewhere"}, {"device": "cuda"}], ids=lambda w: next(iter(w))
+)
+def test_a_worker_may_have_its_data_or_its_device_elsewhere(tmp_path: Path, where: dict[str, Any]) -> None:
+    first = search_of(tmp_path / "a", shared=True)
+    second = search_of(tmp_path / "b", dataclasses.replace(LONGER, **where), shared=True)
+    offered = [{slot: t.number for slot, t in s.queue.refill().items()} for s in (first, second)]
+    assert offered[0] == offered[1] == {0: 0, 1: 1, 2: 2}  # one search, not one each
+    theirs = [s.config({"optim.lr": 0.02}, seed=1) for s in (first, second)]
+    assert theirs[1] == dataclasses.replace(theirs[0], **where)
+
+
+def test_a_budget_that_ends_within_a_trial_stops_it_saved(tmp_path: Path, trained: list[int]) -> None:
+    search = search_of(tmp_path / "f")
+    # after the first trial's three seconds 2.5 are left: one epoch, as a second might take twice as long
+    assert not sweep.run_sweep([search], quiet=True, budget_seconds=5.5)
+    assert set(search.queue.finished()) == {0}
+    assert trained == [1, 2, 3, 1]
+    assert sweep.run_sweep([search_of(tmp_path / "f")], quiet=True)
+    assert trained[4:] == [2, 3, 1, 2, 3]  # no epoch twice
+    row = json.loads((tmp_path / "f" / "001-1.json").read_text())
+    assert [epoch["epoch"] for epoch in row["metrics"]] == [1, 2, 3]
+
+
+def test_on_a_shared_storage_a_trial_cut_off_is_offered_to_others_at_once(
+    tmp_path: Path, trained: list[int]
+) -> None:
+    first, second = (search_of(tmp_path / name, shared=True) for name in ("a", "b"))
+    assert not sweep.run_sweep([first], quiet=True, budget_seconds=2.5)
+    assert trained == [1]
+    assert sweep.run_sweep([second], quiet=True)  # without waiting until the first counts as dead
+    assert {path.name for path in (tmp_path / "b").glob("*.json")} == {
+        f"00{slot}-1.json" for slot in range(3)
+    }
+    assert [trial.params["optim.lr"] for trial in first.queue.finished().values()] == list(THREE_RATES)
+
+
+def test_a_retried_trial_keeps_the_point_the_sampler_chose(tmp_path: Path) -> None:
+    storage = open_storage(f"sqlite:///{tmp_path / 'db'}", heartbeat=60)
+    dead, alive = (open_queue(storage, "s", [{}], True, {}) for _ in range(2))
+    first = dead.take(dead.refill()[0], seed=0)
+    assert first is not None
+    chosen = first.suggest_float("x", 0, 1)
+    silence(tmp_path / "db")
+    retried = alive.take(alive.refill()[0], seed=1)  # a sampler that would choose otherwise
+    assert retried is not None
+    assert retried.number != first.number
+    assert retried.suggest_float("x", 0, 1) == chosen
+
+
+def test_the_best_has_the_first_of_the_tuning_seeds(tmp_path: Path) -> None:
+    seeds = ["--seed=9", "--seeds", "2", "1", "3"]
+    assert command(tmp_path / "s", "--variant=baseline", *seeds, "--space", "optim.lr=choice:0.05") == 0
+    assert yaml.safe_load((tmp_path / "s" / "baseline" / "best.yaml").read_text())["seed"] == 2
+
+
+def test_a_combination_that_cannot_be_is_told_as_such_and_the_others_are_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = ["--space", "lift.rho_min=choice:1,3", "lift.rho_max=choice:2,4"]
+    assert command(tmp_path / "s", "--variant=protoseam", *space) == 0
+    said = capsys.readouterr().out
+    assert (
+        "trial 2 (4 in all)  lift.rho_min 3  lift.rho_max 2  not run: its settings do not go together" in said
+    )
+    assert "4 of 4 trials" in said
+    assert {p.name for p in (tmp_path / "s" / "protoseam").glob("*.json")} == {
+        f"00{slot}-{BASE.seed}.json" for slot in (0, 1, 3)
+    }
+
+
+def test_values_are_checked_beside_the_others_of_the_space(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = ["--variant=protoseam", "--space", "lift.antithetic=choice:true,false"]
+    assert command(tmp_path / "even", *pairs, "lift.draws=choice:2") == 0  # the recipe's one draw is odd
+    capsys.readouterr()
+    assert command(tmp_path / "odd", *pairs, "lift.draws=choice:1,3") == 1
+    assert "lift.draws must be even" in capsys.readouterr().err
+
+
+def test_seeds_named_twice_and_places_a_database_cannot_have_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path / "s", "--seeds", "1", "1") == 1
+    assert "--seeds names one twice: 1 1" in capsys.readouterr().err
+    assert command(tmp_path / "a?b") == 1
+    assert "?, # and % mean something in a database's address" in capsys.readouterr().err

@@ -53,12 +53,12 @@ def test_the_report_comes_out_the_same_again_from_copied_files(
 ) -> None:
     for path in study.glob("*.json"):
         shutil.copy(path, tmp_path)
-    before = {path.name: path.stat().st_mtime_ns for path in study.glob("*.json")}
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
     assert (
         main(["reproduce", "all", *SHORT, "--out", str(tmp_path), "--report", str(tmp_path / "again")]) == 0
     )
     assert "runs to train" not in capsys.readouterr().out
-    assert before == {path.name: path.stat().st_mtime_ns for path in study.glob("*.json")}
+    assert before == {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
     for path in (study / "report").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 

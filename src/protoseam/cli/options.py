@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from protoseam.engine.config import ConfigError, RunConfig, Variant
 
-__all__ = ["at_least_one", "budget_seconds", "known_variants", "one_thread", "spare_threads"]
+__all__ = ["at_least_one", "budget_seconds", "distinct", "known_variants", "one_thread", "spare_threads"]
 
 
 def at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"--{name} must be at least 1, got {value}")
+
+
+def distinct(name: str, values: Sequence[object] | None) -> None:
+    if values is not None and len(set(values)) < len(values):
+        raise ConfigError(f"--{name} names one twice: {' '.join(map(str, values))}")
 
 
 def known_variants(asked: Iterable[str]) -> None:

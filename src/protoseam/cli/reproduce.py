@@ -68,9 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.part == "recipes":
         return _list_recipes()
-    from protoseam.cli.options import at_least_one
+    from protoseam.cli.options import at_least_one, distinct
 
     at_least_one("pack", args.pack)
+    at_least_one("epochs", args.epochs)
+    for name in ("datasets", "models", "variants", "seeds"):
+        distinct(name, getattr(args, name))
     if args.quick and (args.datasets or args.models or args.readme):
         print(
             "protoseam reproduce: --quick has its own data and networks, none of them the paper's: leave out "
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
     scope = _scope(args)
     out = args.out or Path("quick-output" if args.quick else "results/paper")
-    parts = reporting.PARTS if args.part == "all" else (args.part,)
+    parts = _within(args, scope) if args.part == "all" else (args.part,)
     undrawn = any(part != "table1" for part in parts) and not reporting.can_draw()
     if undrawn:
         print(
@@ -96,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    read_study(out)  # a file that is no run is better known of before training than after
     sound = args.table_only or _train(args, parts, scope, out)
     runs = read_study(out)
     _show(parts, runs, scope, out)
@@ -105,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
         from protoseam.experiments.documents import blocks, fill
 
         for document in args.readme:
-            print(f"{document}: {'rewritten' if fill(document, blocks(runs)) else 'is up to date'}")
+            changed = fill(document, blocks(runs, out.as_posix()))
+            print(f"{document}: {'rewritten' if changed else 'is up to date'}")
     return 0 if sound and not undrawn else 1
 
 
@@ -115,6 +120,18 @@ def _scope(args: argparse.Namespace) -> Scope:
     names = ("datasets", "models", "variants", "seeds", "epochs", "data_root")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return dataclasses.replace(QUICK if args.quick else Scope(), **given)
+
+
+def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
+    """The parts of ``all`` that lie within the data sets, networks and variants asked for."""
+    from protoseam.experiments import reporting
+
+    data, _, model = scope.sweep.partition("-")
+    swept = args.quick or (data in scope.datasets and model in scope.models)
+    outside = set() if swept and "protoseam" in scope.variants else {"sweep-rho", "sweep-k"}
+    if args.datasets or args.models:
+        outside |= {"clusters", reporting.TOY}
+    return tuple(part for part in reporting.PARTS if part not in outside)
 
 
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
@@ -145,7 +162,7 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
                 print(f"protoseam reproduce {part}: {error}", file=sys.stderr)
                 sound = False
         if TOY in parts and time.monotonic() < deadline:
-            _simulate_toy(out, args.quick)
+            _simulate_toy(out, scope)
     return sound
 
 
@@ -164,11 +181,11 @@ def _lacking(parts: tuple[str, ...], scope: Scope, out: Path) -> list[tuple[str,
     return [(part, plan) for (part, _), plan in groups.items()]
 
 
-def _simulate_toy(out: Path, quick: bool) -> None:
+def _simulate_toy(out: Path, scope: Scope) -> None:
     from protoseam.engine.files import write_json
     from protoseam.theory import toy
 
-    samples, seeds = (20_000, 10) if quick else (200_000, 25)  # paper, §toy-numerics
+    samples, seeds = scope.toy
     if not (out / "toy.json").exists():
         rows = toy.simulate(samples=samples, seeds=seeds).rows()
         out.mkdir(parents=True, exist_ok=True)
@@ -185,10 +202,8 @@ def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path) -> None:
         absent, uncounted, total = reporting.shortfall(part, runs, scope)
         print(f"{part}: {total - len(absent) - len(uncounted)} of {total} runs are in {out}", end="")
         print("; the same command without --table-only goes on" if absent else "")
-        for name in uncounted:
-            print(
-                f"  {name} is of {runs[name]['epochs']} epochs and not counted: move {out / name}.json away to run it"
-            )
+        for name, why in uncounted.items():
+            print(f"  {name} is {why} and not counted: move {out / name}.json away to run it")
 
 
 def _list_recipes() -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads
+from protoseam.cli.options import at_least_one, budget_seconds, distinct, known_variants, spare_threads
 from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_MOST_TRIED = 1000  # combinations, until one is found that a value goes with
 _OWN = (
     "config", "recipe", "out", "space", "trials", "seeds", "variants", "tune_unlifted", "storage", "name",
     "heartbeat", "pack", "budget_minutes", "report_only", "quiet",
@@ -89,6 +91,7 @@ def main(argv: list[str]) -> int:
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     for name in ("pack", "heartbeat", "trials"):
         at_least_one(name, values[name])
+    distinct("seeds", values["seeds"])
     budget = budget_seconds(values["budget_minutes"])
     spare_threads(config)
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
@@ -108,15 +111,34 @@ def main(argv: list[str]) -> int:
 
 def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
     from protoseam.experiments import paper
-    from protoseam.experiments.space import Choice, apply, parse_space
+    from protoseam.experiments.space import Choice, parse_space
 
     if not words:
         return {key: Choice(values) for key, values in paper.GRID.items()}
     space = parse_space(words)
-    for key, values in space.items():
-        for value in values.values if isinstance(values, Choice) else (values.low, values.high):
-            parser.parse_object(to_dict(apply(config, {key: value})))  # a word for a number is an error now
+    ends = {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}
+    for key, values in ends.items():
+        others = {k: v for k, v in ends.items() if k != key}
+        for value in values:
+            _check_value(parser, config, key, value, others)
     return space
+
+
+def _check_value(
+    parser: Parser, config: RunConfig, key: str, value: Any, others: dict[str, tuple[Any, ...]]
+) -> None:
+    """A word for a number is an error now, and so is a value that goes with none of the others'."""
+    from protoseam.experiments.space import apply
+
+    why: Exception | None = None
+    for point in itertools.islice(itertools.product(*others.values()), _MOST_TRIED):
+        try:
+            parser.parse_object(to_dict(apply(config, {key: value} | dict(zip(others, point, strict=True)))))
+            return
+        except ConfigError as error:
+            why = why or error
+    assert why is not None
+    raise why
 
 
 def _variants(config: RunConfig, values: dict[str, Any]) -> list[Variant]:
@@ -140,7 +162,12 @@ def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path
     variants = _variants(config, values)
     out.mkdir(parents=True, exist_ok=True)
     shared = values["storage"] is not None
-    url = values["storage"] or f"sqlite:///{(out / 'sweep.db').resolve()}"
+    database = (out / "sweep.db").resolve()
+    if not shared and set("?#%") & set(str(database)):
+        raise ConfigError(
+            f"--out {out}: ?, # and % mean something in a database's address; choose another place"
+        )
+    url = values["storage"] or f"sqlite:///{database}"
     storage = open_storage(url, values["heartbeat"])
     name = values["name"] or out.resolve().name
     return [
@@ -164,7 +191,8 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
         for key, value in row["params"].items()
     )
     if row["value"] is None:
-        what = f"diverged: {row['diverged'].partition('. ')[0]}"  # the remedy after it is for a single run
+        why = row["diverged"].partition(". ")[0]  # the remedy after it is for a single run
+        what = why if why.startswith("not run") else f"diverged: {why}"
     else:
         what = f"val {100 * row['value']:.2f} %"
     late = (

@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml", "to_dict"]
+__all__ = [
+    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml",
+    "to_dict", "unlike",
+]  # fmt: skip
 
 _MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 Variant = Literal["baseline", "unlifted", "protoseam"]
@@ -21,6 +25,10 @@ Variant = Literal["baseline", "unlifted", "protoseam"]
 
 class ConfigError(ProtoSeamError, ValueError):
     """A setting is unknown, of the wrong kind, or contradicts another."""
+
+
+# What a run's numbers do not depend on: where it runs, and how often it is looked at and saved.
+BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,8 @@ class RunConfig:
         for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is a fraction in [0, 1), got {self.validation}")
         if self.audit_every < 0 or (self.audit_every and not self.validation):
@@ -168,6 +178,12 @@ class RunConfig:
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
+
+
+def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
+    """The settings in which two runs differ, in words, ``but`` those."""
+    theirs, ours = to_dict(there), to_dict(here)
+    return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
 
 
 def parse_yaml(text: bytes) -> dict[str, Any]:

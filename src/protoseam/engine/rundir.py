@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from protoseam import __version__
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
+from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict, unlike
 from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
 
@@ -120,12 +120,9 @@ class RunDirectory:
 
     def check_config(self, config: RunConfig) -> None:
         """Refuse to go on with a run under other settings than its own; where it runs is no part of them."""
-        theirs, ours = to_dict(self.read_config()), to_dict(config)
-        names = [name for name in ours if theirs[name] != ours[name] and name not in ("data_root", "device")]
-        if names:
-            differences = "; ".join(f"{name}: {theirs[name]} there, {ours[name]} here" for name in names)
+        if found := unlike(self.read_config(), config):
             raise ConfigError(
-                f"{self.path} holds a run with other settings ({differences}). Go on with it as it is: protoseam "
+                f"{self.path} holds a run with other settings ({'; '.join(found)}). Go on with it as it is: protoseam "
                 f"train --resume {self.path}; or choose another --out"
             )
 
@@ -214,12 +211,23 @@ class RunDirectory:
         return read_json(file) if file.exists() else None
 
     def environment_changes(self) -> list[str]:
-        """What differs between the run's environment and this one, in words."""
-        file = self.path / "env.json"
-        then = read_json(file) if file.exists() else {}
-        now = environment()
+        """What differs between the environment the run was started in and this one, in words."""
+        then, now = self._environment(), environment()
+        then.pop("resumed", None)
         keys = sorted(then.keys() | now.keys())
         return [f"{k}: was {then.get(k)}, is {now.get(k)}" for k in keys if then.get(k) != now.get(k)]
+
+    def note_environment(self) -> None:
+        """Write down that the run goes on in this one: its results are not the first one's alone."""
+        known, now = self._environment(), environment()
+        resumed = known.setdefault("resumed", [])
+        if not resumed or resumed[-1] != now:
+            resumed.append(now)
+            write_json(self.path / "env.json", known)
+
+    def _environment(self) -> dict[str, Any]:
+        file = self.path / "env.json"
+        return dict(read_json(file)) if file.exists() else {}
 
 
 def environment() -> dict[str, Any]:

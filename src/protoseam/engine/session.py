@@ -173,6 +173,7 @@ class _Session:
     def _resume(self) -> None:
         changes = self.directory.environment_changes()
         if changes and self.writes:
+            self.directory.note_environment()
             warnings.warn(
                 "this run was started in another environment, so it may not end bit-identically: "
                 + "; ".join(changes),

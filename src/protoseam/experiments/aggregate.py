@@ -6,32 +6,53 @@ lacks is absent here too: an empty ``by_seed``, an interval that is None. Nothin
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protoseam.engine.config import BESIDE, ConfigError, RunConfig, from_dict, unlike
 from protoseam.experiments import paper
 from protoseam.experiments.plans import Scope, sweep_name
 from protoseam.experiments.study import Planned
 
 __all__ = [
-    "PAIRS", "Band", "Cell", "Difference", "Point", "cells", "counted", "curves", "differences", "sweep",
+    "PAIRS", "Band", "Cell", "Difference", "Point", "cells", "counted", "curves", "differences", "refused", "sweep",
 ]  # fmt: skip
 
 Runs = dict[str, dict[str, Any]]
 PAIRS = (("protoseam", "baseline"), ("protoseam", "unlifted"), ("unlifted", "baseline"))
 
 
+# How a run was computed, and what was looked at besides: not what it is.
+_ASIDE = (*BESIDE, "epochs", "eval_every", "keep_embeddings", "compile", "graph")
+
+
+def refused(config: RunConfig, row: dict[str, Any]) -> str:
+    """Why a file does not count as the run its name says; nothing if it does.
+
+    On the paper's data sets only its 200 epochs count; everything that decides the numbers must be the plan's.
+    """
+    needed = paper.EPOCHS if config.data in paper.DATASETS else config.epochs
+    if row["epochs"] != needed:
+        return f"of {row['epochs']} epochs"
+    if config.keep_embeddings and "embeddings" not in row:
+        return "without embeddings"
+    try:
+        there = from_dict(row["config"])
+    except ConfigError as error:
+        return f"with other settings ({error})"
+    if there.augment != config.augment and config.data in paper.DATASETS and there.augment == "paper":
+        there = dataclasses.replace(there, augment=config.augment)  # what "auto" is for these images
+    found = unlike(there, config, but=_ASIDE)
+    return f"with other settings ({'; '.join(found)})" if found else ""
+
+
 def counted(plan: Sequence[Planned], runs: Runs) -> Runs:
-    """The plan's runs that are there and long enough to count: on the paper's data sets, its 200 epochs."""
-    found: Runs = {}
-    for name, config in plan:
-        needed = paper.EPOCHS if config.data in paper.DATASETS else config.epochs
-        if name in runs and runs[name].get("epochs") == needed:
-            found[name] = runs[name]
-    return found
+    """The plan's runs that are there and count."""
+    return {name: runs[name] for name, config in plan if name in runs and not refused(config, runs[name])}
 
 
 @dataclass(frozen=True)
@@ -156,6 +177,7 @@ class Band:
     mean: list[float]
     low: list[float]
     high: list[float]
+    seeds: int = 1
 
 
 def curves(runs: Runs, scope: Scope) -> list[Band]:
@@ -170,7 +192,7 @@ def curves(runs: Runs, scope: Scope) -> list[Band]:
                     epochs = sorted(set.intersection(*(set(one) for one in series)))
                     columns = [[one[epoch] for one in series] for epoch in epochs]
                     mean, low, high = ([f(c) for c in columns] for f in (statistics.fmean, min, max))
-                    bands.append(Band(data, model, variant, quantity, epochs, mean, low, high))
+                    bands.append(Band(data, model, variant, quantity, epochs, mean, low, high, len(metrics)))
     return bands
 
 

@@ -19,19 +19,19 @@ from protoseam.experiments.reporting import inventory, part_tables
 __all__ = ["blocks", "fill"]
 
 
-def blocks(runs: Runs) -> dict[str, str]:
-    """The generated blocks by name; always of the paper's whole study."""
+def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
+    """The generated blocks by name; always of the paper's whole study, whose files lie in ``where``."""
     scope = Scope()
     whole = part_tables("table1", runs, scope)
     return {
-        "results": _summary(runs, scope),
+        "results": _summary(runs, scope, where),
         "table1": tables.markdown(whole["table1"]),
         "differences": tables.markdown(whole["differences"]),
         "inventory": inventory(runs, scope),
     }
 
 
-def _summary(runs: Runs, scope: Scope) -> str:
+def _summary(runs: Runs, scope: Scope, where: str) -> str:
     """A line for each data set and network: means, and ProtoSeam's distance to Baseline."""
     cells = aggregate.cells(aggregate.counted(plan_of_table_1(scope), runs), scope)
     rows = []
@@ -44,7 +44,7 @@ def _summary(runs: Runs, scope: Scope) -> str:
     words = (
         f"Mean test accuracy in % over seeds {', '.join(map(str, scope.seeds))}, the paper's in parentheses; the "
         "difference is paired over the seeds both have, with a 95 % interval from two on. Of the "
-        f"{len(cells) * len(scope.seeds)} runs, {there} are in [results/paper](results/paper); *missing* was not run "
+        f"{len(cells) * len(scope.seeds)} runs, {there} are in [{where}]({where}); *missing* was not run "
         "yet.\n\n"
     )
     return words + tables.markdown(tables.Table("", header, rows))
@@ -71,21 +71,25 @@ def _gain(gain: Difference) -> str:
 def fill(document: Path, found: dict[str, str]) -> bool:
     """Rewrite what stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; True if that changed it."""
     try:
-        text = before = document.read_text(encoding="utf-8")
+        before = document.read_bytes().decode()
     except OSError as error:
         raise ConfigError(f"{document} cannot be read: {error.strerror}") from error
-    filled = 0
+    ends = "\r\n" if "\r\n" in before else "\n"
+    text, filled = before.replace("\r\n", "\n"), 0
     for name, block in found.items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         head, opened, rest = text.partition(begin)
         _, closed, tail = rest.partition(end)
-        if opened and closed:
+        if opened and not closed:
+            raise ConfigError(f"{document} has {begin.strip()} but no {end} behind it: nothing was rewritten")
+        if opened:
             text, filled = f"{head}{begin}{block}{end}{tail}", filled + 1
     if not filled:
         raise ConfigError(
             f"{document} has no block to fill: put <!-- NAME:begin --> and <!-- NAME:end --> on lines of their own "
             f"where a table belongs; NAME is one of {', '.join(found)}"
         )
+    text = text.replace("\n", ends)
     if text != before:
         write_atomically(document, text.encode())
     return text != before

@@ -47,6 +47,7 @@ class Scope:
     dims: Sequence[int] = tuple(paper.SWEEP_K)
     picture: str = "mnist-convnet"
     picture_epochs: int | None = None
+    toy: tuple[int, int] = (200_000, 25)  # samples and seeds of the simulation (paper, §toy-numerics)
     note: str = ""
 
     def config(self, name: str, seed: int, epochs: int | None = None) -> RunConfig:
@@ -65,6 +66,7 @@ QUICK = Scope(
     dims=(4, 8, 32),
     picture="digits-convnet",
     picture_epochs=60,  # two dimensions take longer to sort ten classes in
+    toy=(20_000, 10),
     note="quick: digits, small networks, not the paper's numbers",
 )
 
@@ -93,7 +95,7 @@ def sweep_k(scope: Scope) -> list[Planned]:
 def sweep_name(scope: Scope, setting: str, value: int, seed: int) -> str:
     """Where both settings are the usual ones, the run is Table 1's own: it is not trained twice."""
     usual = value == getattr(LiftConfig(), setting)
-    return f"{scope.sweep}-protoseam-{seed}" if usual else f"sweep-{setting}-{value}-{seed}"
+    return f"{scope.sweep}-protoseam-{seed}" if usual else f"sweep-{scope.sweep}-{setting}-{value}-{seed}"
 
 
 def _sweep(scope: Scope, setting: str, values: Sequence[int]) -> list[Planned]:

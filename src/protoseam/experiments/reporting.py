@@ -19,6 +19,11 @@ __all__ = ["PARTS", "TOY", "can_draw", "index", "inventory", "part_tables", "sho
 _SETTINGS = {"sweep-rho": "rho_max", "sweep-k": "dim"}
 TOY = "toy"  # the toy model's file in a study: simulated, not trained
 PARTS = (*PLANS, TOY)
+# The files a part may write, less their endings.
+_OUTPUTS = {
+    "table1": ("table1", "differences", "hyperparameters", "audits"),
+    TOY: ("toy", "toy-selection", "toy-perturbation"),
+}
 
 
 def can_draw() -> bool:
@@ -43,9 +48,15 @@ def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
     if part == "curves":
         bands = aggregate.curves(aggregate.counted(PLANS[part](scope), runs), scope)
         return {part: tables.curves_table(bands, scope)}
-    if part == TOY and TOY in runs:
+    if part == TOY and TOY in runs and not _refused_toy(runs, scope):
         return {TOY: tables.toy_table(runs[TOY]["rows"], scope.note)}
     return {}
+
+
+def _refused_toy(runs: Runs, scope: Scope) -> str:
+    """Why the toy model's file does not count; nothing if it does."""
+    sizes = runs[TOY].get("samples"), runs[TOY].get("seeds")
+    return "" if sizes == scope.toy else f"of {sizes[0]} samples and {sizes[1]} seeds"
 
 
 def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
@@ -55,7 +66,8 @@ def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
     from protoseam.experiments.toy_figures import save_toy_figures
 
     if part == TOY:
-        return save_toy_figures(runs[TOY]["rows"], folder, note=scope.note) if TOY in runs else []
+        counts = TOY in runs and not _refused_toy(runs, scope)
+        return save_toy_figures(runs[TOY]["rows"], folder, note=scope.note) if counts else []
     ours = aggregate.counted(PLANS[part](scope), runs)
     if part in _SETTINGS:
         points = aggregate.sweep(ours, scope, _SETTINGS[part])
@@ -70,7 +82,10 @@ def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
 
 
 def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -> list[Path]:
-    """Tables in three forms, figures in two (where matplotlib is installed), and ``index.md``."""
+    """Tables in three forms, figures in two (where matplotlib is installed), and ``index.md``.
+
+    What an earlier report had, and this one has no data for, is removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     forms = {"csv": tables.csv_text, "md": tables.markdown, "tex": tables.latex}
@@ -81,6 +96,10 @@ def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -
                 written[-1].write_text(form(table), encoding="utf-8")
         if can_draw():
             written += _draw(part, runs, scope, folder)
+        for name in _OUTPUTS.get(part, (part,)):
+            for suffix in (*forms, *(("png", "svg") if can_draw() else ())):
+                if folder / f"{name}.{suffix}" not in written:
+                    (folder / f"{name}.{suffix}").unlink(missing_ok=True)
     written.append(folder / "index.md")
     written[-1].write_text(index(runs, scope), encoding="utf-8")
     return written
@@ -89,14 +108,15 @@ def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -
 # ---------------------------------------------------------------------- what is missing
 
 
-def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], list[str], int]:
-    """Runs of a part that are absent, those that are there but too short or long to count, and how many it has."""
+def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], dict[str, str], int]:
+    """Runs of a part that are absent, those that are there but do not count and why, and how many it has."""
     if part == TOY:
-        return ([] if TOY in runs else [TOY]), [], 1
+        why = _refused_toy(runs, scope) if TOY in runs else ""
+        return ([] if TOY in runs else [TOY]), ({TOY: why} if why else {}), 1
     plan = PLANS[part](scope)
-    counted = aggregate.counted(plan, runs)
     absent = [name for name, _ in plan if name not in runs]
-    return absent, [name for name, _ in plan if name in runs and name not in counted], len(plan)
+    reasons = {name: aggregate.refused(config, runs[name]) for name, config in plan if name in runs}
+    return absent, {name: why for name, why in reasons.items() if why}, len(plan)
 
 
 def index(runs: Runs, scope: Scope) -> str:
@@ -107,9 +127,7 @@ def index(runs: Runs, scope: Scope) -> str:
         if part != "curves" and (absent or uncounted):
             lines += [f"## Missing from {part}", ""]
             lines += [f"- {name}" for name in absent]
-            lines += [
-                f"- {name}: there, but of {runs[name]['epochs']} epochs: not counted" for name in uncounted
-            ]
+            lines += [f"- {name}: there, but {why}: not counted" for name, why in uncounted.items()]
             lines += [""]
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,8 +72,11 @@ def _check_name(key: str) -> None:
 
 def _parse_form(word: str, form: str) -> Choice | Range:
     kind, _, rest = form.partition(":")
-    if kind == "choice" and rest:
-        return Choice(tuple(_value(text) for text in rest.split(",")))
+    if kind == "choice":
+        values = tuple(_value(text) for text in rest.split(","))
+        if not rest or len(set(values)) < len(values):
+            raise ConfigError(f"--space {word}: choice needs values that differ, choice:A,B,C")
+        return Choice(values)
     if kind not in ("uniform", "loguniform", "int"):
         close = difflib.get_close_matches(kind, ("choice", "uniform", "loguniform", "int"), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -81,9 +85,9 @@ def _parse_form(word: str, form: str) -> Choice | Range:
         low, high = (int(end) if kind == "int" else float(end) for end in rest.split(":"))
     except ValueError:
         raise ConfigError(f"--space {word}: {kind} needs two numbers, {kind}:LOW:HIGH") from None
-    if not low < high or (kind == "loguniform" and low <= 0):
+    if not (low < high and math.isfinite(low) and math.isfinite(high)) or (kind == "loguniform" and low <= 0):
         positive = " and above 0" if kind == "loguniform" else ""
-        raise ConfigError(f"--space {word}: LOW must be below HIGH{positive}")
+        raise ConfigError(f"--space {word}: LOW must be below HIGH{positive}, and both finite")
     return Range(low, high, kind)
 
 

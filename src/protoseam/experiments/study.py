@@ -9,20 +9,31 @@ with its process, so a run whose worker died is free again, and the next one goe
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protoseam.engine.config import ConfigError, RunConfig
+from protoseam.engine.config import ConfigError, RunConfig, unlike
 from protoseam.engine.files import read_json, write_json
 from protoseam.engine.rundir import RunDirectory, RunLockedError
 from protoseam.engine.session import Interrupted, train_packed
+from protoseam.engine.trainer import DivergedError
+from protoseam.errors import ProtoSeamError
 
-__all__ = ["Planned", "done", "forget", "read_study", "run_study", "working_directory", "write_row"]
+__all__ = [
+    "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
+]  # fmt: skip
 
 Planned = tuple[str, RunConfig]
+Claimed = tuple[str, RunConfig, RunDirectory]
+
+
+class StudyError(ProtoSeamError):
+    """Some runs of a study could not be finished; all others are."""
+
 
 _LOOK_AGAIN = 0.5  # seconds between two looks at runs that other workers hold
 
@@ -45,37 +56,60 @@ def run_study(
 ) -> bool:
     """Run what the plan still lacks, ``pack`` runs at a time; False if the budget ended it early.
 
-    Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over.
+    Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
+    that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end.
     """
-    started = time.monotonic()
+    deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     folder.mkdir(parents=True, exist_ok=True)
     waiting = False
-    while missing := [(name, config) for name, config in plan if not done(folder, name)]:
-        left = None if budget_seconds is None else budget_seconds - (time.monotonic() - started)
-        if left is not None and left <= 0:
+    failed: dict[str, str] = {}
+    while missing := [item for item in plan if item[0] not in failed and not done(folder, item[0])]:
+        left = deadline - time.monotonic()
+        if left <= 0:
             return False
-        claimed = _claim(missing, folder, pack)
-        if not claimed:
+        claimed = _claim(missing, folder, pack, failed)
+        if claimed:
+            if not _run(claimed, folder, deadline, quiet, failed):
+                return False
+        elif any(name not in failed for name, _ in missing):
             if not (waiting or quiet):
                 print(f"other workers hold the last {len(missing)} runs; waiting for them", flush=True)
             waiting = True
-            time.sleep(_LOOK_AGAIN if left is None else min(_LOOK_AGAIN, left))
-        elif not _run(claimed, folder, left, quiet):
-            return False
-    _tidy(plan, folder)
+            time.sleep(min(_LOOK_AGAIN, left))
+    _tidy([item for item in plan if item[0] not in failed], folder)
+    if failed:
+        raise StudyError("\n".join(f"{name}: {why}" for name, why in failed.items()))
     return True
 
 
-def _claim(missing: list[Planned], folder: Path, most: int) -> list[tuple[str, RunConfig, RunDirectory]]:
+def _claim(missing: list[Planned], folder: Path, most: int, failed: dict[str, str]) -> list[Claimed]:
     """Lock up to ``most`` runs that nobody is at; those cut off earlier first: a checkpoint is half the work."""
-    claimed: list[tuple[str, RunConfig, RunDirectory]] = []
+    claimed: list[Claimed] = []
     for name, config in sorted(missing, key=lambda item: not working_directory(folder, item[0]).exists()):
         directory = _claim_one(folder, name)
-        if directory is not None:
-            claimed.append((name, config, directory))
+        if directory is None:
+            continue
+        if why := _another(directory, config):
+            failed[name] = why
+            directory.close()
+            continue
+        claimed.append((name, config, directory))
         if len(claimed) == most:
             break
     return claimed
+
+
+def _another(directory: RunDirectory, config: RunConfig) -> str:
+    """Why the unfinished run in a directory is not this one; nothing if it is, or if there is none yet."""
+    if not (directory.path / "config.yaml").exists():
+        return ""
+    found = unlike(directory.read_config(), config)
+    if not found:
+        return ""
+    return (
+        f"{directory.path} holds an unfinished run with other settings ({'; '.join(found)}). Remove it to start this "
+        "one, or give the study another --out"
+    )
 
 
 def _claim_one(folder: Path, name: str) -> RunDirectory | None:
@@ -89,17 +123,14 @@ def _claim_one(folder: Path, name: str) -> RunDirectory | None:
     return directory
 
 
-def _run(
-    claimed: list[tuple[str, RunConfig, RunDirectory]], folder: Path, left: float | None, quiet: bool
-) -> bool:
+def _run(claimed: list[Claimed], folder: Path, deadline: float, quiet: bool, failed: dict[str, str]) -> bool:
     """Train what was claimed and keep its results; False if it was interrupted (with everything saved)."""
     directories = [directory for _, _, directory in claimed]
-    runs = [(config, directory.path) for _, config, directory in claimed]
     try:
-        train_packed(runs, quiet=quiet, budget_seconds=left, held=directories)
-        for name, _, directory in claimed:
-            write_row(folder, name, directory)
-            forget(folder, directory)
+        for some in _train(claimed, deadline, quiet, failed):
+            for name, _, directory in some:
+                write_row(folder, name, directory)
+                forget(folder, directory)
     except Interrupted as stop:
         if not quiet:
             print(str(stop).partition("\n")[0])
@@ -108,6 +139,23 @@ def _run(
         for directory in directories:
             directory.close()
     return True
+
+
+def _train(
+    claimed: list[Claimed], deadline: float, quiet: bool, failed: dict[str, str]
+) -> Iterator[list[Claimed]]:
+    """Train side by side and yield what is finished; where one diverges, each alone from where it was saved."""
+    runs = [(config, directory.path) for _, config, directory in claimed]
+    left = None if math.isinf(deadline) else deadline - time.monotonic()
+    try:
+        train_packed(runs, quiet=quiet, budget_seconds=left, held=[directory for *_, directory in claimed])
+        yield claimed
+    except DivergedError as error:
+        if len(claimed) == 1:
+            failed[claimed[0][0]] = str(error)
+            return
+        for one in claimed:
+            yield from _train([one], deadline, quiet, failed)
 
 
 def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any]:
@@ -143,9 +191,8 @@ def read_study(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     row = read_json(path)
-    lacking = {"epochs", "test_accuracy", "config", "metrics"}.difference(row) if "rows" not in row else set()
-    if lacking:  # "rows" is the toy model's file
-        raise ConfigError(
-            f"{path} is no finished run, it has no {', '.join(sorted(lacking))}: move it elsewhere"
-        )
+    kinds = {"config": dict, "epochs": int, "metrics": list, "test_accuracy": int | float}
+    lacking = [key for key, kind in kinds.items() if not isinstance(row.get(key), kind) or row[key] == []]
+    if lacking and "rows" not in row:  # the toy model's file
+        raise ConfigError(f"{path} is no finished run, it has no {', '.join(lacking)}: move it elsewhere")
     return dict(row)

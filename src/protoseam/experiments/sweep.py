@@ -89,7 +89,7 @@ def run_sweep(
         if deadline is not None and time.monotonic() >= deadline:
             return False
         with ExitStack() as locks:
-            claims = _claim(waiting, pack, locks)
+            claims = _claim(waiting, pack, locks, say)
             if claims and not _work(claims, deadline, quiet, say):
                 return False
         if not claims:  # what is left is in others' hands; should one of them die, its trial comes back
@@ -116,8 +116,10 @@ def _name(slot: int, seed: int) -> str:
     return f"{slot:03d}-{seed}"
 
 
-def _claim(waiting: list[tuple[Search, int, FrozenTrial]], most: int, locks: ExitStack) -> list[_Claim]:
-    """Up to ``most`` trials for this worker; those with a checkpoint here first."""
+def _claim(
+    waiting: list[tuple[Search, int, FrozenTrial]], most: int, locks: ExitStack, say: Say
+) -> list[_Claim]:
+    """Up to ``most`` trials for this worker; those with a checkpoint here first. Impossible ones end here."""
     claims: list[_Claim] = []
     for search, slot, trial in sorted(waiting, key=lambda item: not _begun_here(item[0], item[1])):
         if len(claims) == most:
@@ -135,7 +137,13 @@ def _claim(waiting: list[tuple[Search, int, FrozenTrial]], most: int, locks: Exi
                         study.forget(search.folder, directory)
                 continue
             params = suggest(taken, search.space)
-            configs = [search.config(params, seed) for seed in search.seeds]
+            try:
+                configs = [search.config(params, seed) for seed in search.seeds]
+            except ConfigError as error:
+                nothing = [(search.base, directory) for directory in directories]
+                why = f"not run: its settings do not go together ({error})"
+                _finish(_Claim(search, slot, taken, params, nothing), why, say)
+                continue
             runs = list(zip(configs, directories, strict=True))
             claims.append(_Claim(search, slot, taken, params, runs))
             locks.push(mine.pop_all())

@@ -94,9 +94,10 @@ def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
         names = [TITLES[band.data], TITLES[band.model], TITLES[band.variant]]
         for epoch, *values in zip(band.epochs, band.mean, band.low, band.high, strict=True):
             if epoch % 5 == 0 or epoch == band.epochs[-1]:
-                rows.append([*names, str(epoch), *(f"{value:.2f}" for value in values)])
+                rows.append([*names, str(band.seeds), str(epoch), *(f"{value:.2f}" for value in values)])
     caption = "Validation accuracy in % over the epochs: mean, lowest and highest of the seeds."
-    return _table(caption, ("data", "network", "variant", "epoch", "mean", "lowest", "highest"), rows, scope)
+    header = ("data", "network", "variant", "seeds", "epoch", "mean", "lowest", "highest")
+    return _table(caption, header, rows, scope)
 
 
 def audits(runs: Runs, scope: Scope) -> Table:
@@ -202,7 +203,9 @@ def csv_text(table: Table) -> str:
 
 def latex(table: Table) -> str:
     r"""A ``table`` float for ``\usepackage{booktabs}``; text left, numbers right."""
-    columns = "".join("r" if any(map(_numeric, column)) else "l" for column in zip(*table.rows, strict=True))
+    columns = "".join(
+        "r" if any(_numeric(row[i]) for row in table.rows) else "l" for i in range(len(table.header))
+    )
     caption = f"{table.caption} {table.note[:1].upper() + table.note[1:]}".strip()
     lines = [
         r"\begin{table}",
