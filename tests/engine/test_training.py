@@ -184,6 +184,18 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(RunDirectory(tmp_path / "run").read_metrics()) == 4
 
 
+def test_an_interrupt_between_two_epochs_saves_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def while_it_is_shown(_: Any, row: dict[str, Any]) -> None:
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.Progress, "epoch", while_it_is_shown)
+    with pytest.raises(session.Interrupted, match=r"--resume .*saved after epoch 2"):
+        session.train(config(checkpoint_every=100), tmp_path / "run", quiet=True)
+
+
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, SMALL), pytest.raises(RunLockedError, match="is training in"):
         RunDirectory.open(tmp_path)

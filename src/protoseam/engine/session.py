@@ -246,12 +246,13 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
     epochs = max(s.config.epochs for s in sessions)
     done = min(s.run.epoch for s in sessions)
     fastest = 0.0  # of the epochs so far: the first one also compiles, so the slowest would mislead
+    active = sessions
     with Progress(title, done, epochs, quiet=quiet) as progress, _terminable():
-        while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
-            begun = time.monotonic()
-            if budget_seconds is not None and begun - started + 2 * fastest > budget_seconds:
-                raise Interrupted(_save_all(active, f"the budget of {budget_seconds:.0f} s is spent"))
-            try:
+        try:
+            while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
+                begun = time.monotonic()
+                if budget_seconds is not None and begun - started + 2 * fastest > budget_seconds:
+                    raise Interrupted(_save_all(active, f"the budget of {budget_seconds:.0f} s is spent"))
                 try:
                     rows = run_epoch_together([s.run for s in active])
                 except DivergedError as divergence:
@@ -259,12 +260,12 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
                     continue
                 for session, row in zip(active, rows, strict=True):
                     session.record(row)
-            except KeyboardInterrupt:
-                # the epoch under way is forgotten: it will be run again, whole, and come out the same
-                raise Interrupted(_save_all(active, "interrupted")) from None
-            progress.epoch(rows[0])
-            seconds = time.monotonic() - begun
-            fastest = min(fastest or seconds, seconds)
+                progress.epoch(rows[0])
+                seconds = time.monotonic() - begun
+                fastest = min(fastest or seconds, seconds)
+        except KeyboardInterrupt:
+            # wherever it came; an epoch under way is forgotten: it will be run again, whole, and come out the same
+            raise Interrupted(_save_all(active, "interrupted")) from None
 
 
 def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
