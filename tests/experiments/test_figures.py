@@ -11,8 +11,6 @@ from protoseam.experiments.aggregate import Band, Point
 from protoseam.experiments.figures import cluster_panels, curves_figure, sweep_figure
 from protoseam.experiments.plans import Scope, cluster_name
 
-pytest.importorskip("matplotlib")
-
 
 def test_error_bars_end_at_the_lowest_and_the_highest_seed() -> None:
     points = [
@@ -47,6 +45,19 @@ def test_a_curve_is_the_mean_in_a_band_from_the_lowest_to_the_highest_seed() -> 
         at_epoch = [outline.vertices[outline.vertices[:, 0] == epoch, 1] for epoch in band.epochs]
         assert [heights.min() for heights in at_epoch] == band.low
         assert [heights.max() for heights in at_epoch] == band.high
+
+
+def test_the_papers_curve_is_drawn_where_it_prints_one() -> None:
+    values = [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]
+    bands = [
+        Band("tinyimagenet", "vit_s", "baseline", quantity, [1, 2], *values)
+        for quantity in ("validation accuracy", "total")
+    ]
+    figure = curves_figure(bands, Scope())
+    assert figure is not None
+    ours, papers = figure.axes[0].lines
+    assert (ours.get_label(), papers.get_label()) == ("Baseline", "Baseline, paper")
+    assert (papers.get_xdata()[-1], papers.get_ydata()[-1]) == (200, 47.707)
 
 
 def test_an_ellipse_is_two_standard_deviations_to_each_side_along_its_own_axes() -> None:

@@ -72,6 +72,19 @@ def test_a_run_that_diverges_stops_no_other_and_is_named_at_the_end(tmp_path: Pa
         assert set(study.read_study(tmp_path)) == {name for name, _ in PLAN[:3]}
 
 
+def test_a_run_that_failed_is_named_even_if_the_budget_ends_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = RunDirectory.create(tmp_path / "unfinished" / "baseline-1", PLAN[0][1])
+    broken.close()
+    (broken.path / "config.yaml").write_text("epochs: many")
+    monkeypatch.setattr(study, "time", SimpleNamespace(monotonic=iter((0.0, 0.0, 0.0, 9.0)).__next__))
+    assert not study.run_study(PLAN[:3], tmp_path, budget_seconds=5, quiet=True)
+    assert "baseline-1: " in (said := capsys.readouterr().err)
+    assert "epochs must be a whole number, got 'many'" in said
+    assert set(study.read_study(tmp_path)) == {"baseline-2"}
+
+
 def test_an_unfinished_run_with_other_settings_stops_no_other_and_is_left_alone(tmp_path: Path) -> None:
     other = dataclasses.replace(PLAN[0][1], epochs=9)
     RunDirectory.create(tmp_path / "unfinished" / "baseline-1", other).close()

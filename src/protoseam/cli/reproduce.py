@@ -127,8 +127,8 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
     from protoseam.experiments import reporting
 
     data, _, model = scope.sweep.partition("-")
-    swept = args.quick or (data in scope.datasets and model in scope.models)
-    outside = set() if swept and "protoseam" in scope.variants else {"sweep-rho", "sweep-k"}
+    swept = data in scope.datasets and model in scope.models and "protoseam" in scope.variants
+    outside = set() if swept else {"sweep-rho", "sweep-k"}
     if args.datasets or args.models:
         outside |= {"clusters", reporting.TOY}
     return tuple(part for part in reporting.PARTS if part not in outside)

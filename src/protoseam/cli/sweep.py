@@ -160,13 +160,13 @@ def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path
     from protoseam.experiments.sweep_queue import open_storage
 
     variants = _variants(config, values)
-    out.mkdir(parents=True, exist_ok=True)
     shared = values["storage"] is not None
     database = (out / "sweep.db").resolve()
     if not shared and set("?#%") & set(str(database)):
         raise ConfigError(
             f"--out {out}: ?, # and % mean something in a database's address; choose another place"
         )
+    out.mkdir(parents=True, exist_ok=True)
     url = values["storage"] or f"sqlite:///{database}"
     storage = open_storage(url, values["heartbeat"])
     name = values["name"] or out.resolve().name

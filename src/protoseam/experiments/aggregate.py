@@ -19,7 +19,8 @@ from protoseam.experiments.plans import Scope, sweep_name
 from protoseam.experiments.study import Planned
 
 __all__ = [
-    "PAIRS", "Band", "Cell", "Difference", "Point", "cells", "counted", "curves", "differences", "refused", "sweep",
+    "PAIRS", "Band", "Cell", "Difference", "Point", "Wavering", "cells", "counted", "curves", "differences",
+    "published_curve", "refused", "stray", "sweep", "wavering",
 ]  # fmt: skip
 
 Runs = dict[str, dict[str, Any]]
@@ -44,8 +45,8 @@ def refused(config: RunConfig, row: dict[str, Any]) -> str:
         there = from_dict(row["config"])
     except ConfigError as error:
         return f"with other settings ({error})"
-    if there.augment != config.augment and config.data in paper.DATASETS and there.augment == "paper":
-        there = dataclasses.replace(there, augment=config.augment)  # what "auto" is for these images
+    if (there.augment, config.augment) == ("paper", "auto") and config.data in paper.DATASETS:
+        there = dataclasses.replace(there, augment="auto")  # the same for these images
     found = unlike(there, config, but=_ASIDE)
     return f"with other settings ({'; '.join(found)})" if found else ""
 
@@ -196,14 +197,66 @@ def curves(runs: Runs, scope: Scope) -> list[Band]:
     return bands
 
 
+def published_curve(data: str, model: str, variant: str) -> dict[int, float]:
+    """The paper's mean validation accuracy by epoch, where it prints one."""
+    return {5 * i: v for i, v in enumerate(paper.CURVES.get((data, model, variant), ()), start=1)}
+
+
+@dataclass(frozen=True)
+class Wavering:
+    """How unsteady the validation accuracy of one seed is in mid-training, in points: a trace of the network."""
+
+    data: str
+    model: str
+    variant: str
+    by_seed: dict[int, float]
+    published: float | None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.by_seed.values())
+
+
+def wavering(runs: Runs, scope: Scope) -> list[Wavering]:
+    found = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for variant in scope.variants:
+                by_seed = {}
+                for seed in scope.seeds:
+                    run = runs.get(f"{data}-{model}-{variant}-{seed}")
+                    strays = None if run is None else stray(_accuracy(run["metrics"]))
+                    if strays is not None:
+                        by_seed[seed] = strays
+                printed = stray(published_curve(data, model, variant))
+                # errors of a mean over the seeds are smaller by the root of their number
+                one_seed = None if printed is None else printed * math.sqrt(len(paper.SEEDS))
+                if by_seed:
+                    found.append(Wavering(data, model, variant, by_seed, one_seed))
+    return found
+
+
+def stray(curve: dict[int, float]) -> float | None:
+    """Deviation of a curve from the mean of its values five epochs before and after, over epochs 15 to 100.
+
+    Independent errors of deviation s make differences of deviation s·√1.5; the factor is taken out.
+    """
+    strays = [
+        curve[e] - (curve[e - 5] + curve[e + 5]) / 2
+        for e in range(15, 101)
+        if {e - 5, e, e + 5} <= curve.keys()
+    ]
+    return math.sqrt(statistics.fmean(s * s for s in strays) / 1.5) if strays else None
+
+
+def _accuracy(rows: list[dict[str, Any]]) -> dict[int, float]:
+    return {r["epoch"]: 100 * r["validation_accuracy"] for r in rows if r["validation_accuracy"] is not None}
+
+
 def _series(metrics: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[dict[int, float]]]]:
     """Each quantity as one {epoch: value} a seed."""
     if not metrics or not all(metrics):
         return
-    accuracy = [
-        {r["epoch"]: 100 * r["validation_accuracy"] for r in rows if r["validation_accuracy"] is not None}
-        for rows in metrics
-    ]
-    yield "validation accuracy", accuracy
+    yield "validation accuracy", [_accuracy(rows) for rows in metrics]
     for term in metrics[0][0]["loss"]:
         yield term, [{r["epoch"]: r["loss"][term] for r in rows} for rows in metrics]

@@ -23,11 +23,13 @@ def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
     """The generated blocks by name; always of the paper's whole study, whose files lie in ``where``."""
     scope = Scope()
     whole = part_tables("table1", runs, scope)
+    counted = aggregate.counted(plan_of_table_1(scope), runs)
     return {
         "results": _summary(runs, scope, where),
         "table1": tables.markdown(whole["table1"]),
         "differences": tables.markdown(whole["differences"]),
         "inventory": inventory(runs, scope),
+        "wavering": tables.markdown(tables.wavering_table(aggregate.wavering(counted, scope), scope)),
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protoseam.experiments.aggregate import Band, Point, Runs
+from protoseam.experiments.aggregate import Band, Point, Runs, published_curve
 from protoseam.experiments.clusters import COLORS
 from protoseam.experiments.plans import Scope, cluster_name
 from protoseam.experiments.recipes import TITLES
@@ -79,6 +79,12 @@ def curves_figure(bands: Sequence[Band], scope: Scope) -> Figure | None:
             if (band.data, band.model) == (data, model):
                 accuracy = band.quantity == "validation accuracy"
                 _draw_band(upper if accuracy else lower, band, "-" if accuracy else DASHES[band.quantity])
+                printed = published_curve(data, model, band.variant) if accuracy else {}
+                if printed:
+                    label = f"{TITLES[band.variant]}, paper"
+                    upper.plot(
+                        printed.keys(), printed.values(), ":", color=INK[band.variant], lw=1.3, label=label
+                    )
         upper.set(title=f"{TITLES[data]}, {TITLES[model]}")
         lower.set(xlabel="epoch", yscale="log")
         for axes in (upper, lower):

@@ -22,6 +22,7 @@ PARTS = (*PLANS, TOY)
 # The files a part may write, less their endings.
 _OUTPUTS = {
     "table1": ("table1", "differences", "hyperparameters", "audits"),
+    "curves": ("curves", "wavering"),
     TOY: ("toy", "toy-selection", "toy-perturbation"),
 }
 
@@ -46,8 +47,10 @@ def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
         points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])
         return {part: tables.sweep_table(points, scope, _SETTINGS[part])}
     if part == "curves":
-        bands = aggregate.curves(aggregate.counted(PLANS[part](scope), runs), scope)
-        return {part: tables.curves_table(bands, scope)}
+        ours = aggregate.counted(PLANS[part](scope), runs)
+        wavering = tables.wavering_table(aggregate.wavering(ours, scope), scope)
+        curves = tables.curves_table(aggregate.curves(ours, scope), scope)
+        return {part: curves, **({"wavering": wavering} if wavering.rows else {})}
     if part == TOY and TOY in runs and not _refused_toy(runs, scope):
         return {TOY: tables.toy_table(runs[TOY]["rows"], scope.note)}
     return {}

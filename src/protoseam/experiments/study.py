@@ -10,6 +10,7 @@ with its process, so a run whose worker died is free again, and the next one goe
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -57,20 +58,27 @@ def run_study(
     """Run what the plan still lacks, ``pack`` runs at a time; False if the budget ended it early.
 
     Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
-    that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end.
+    that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end,
+    or a line on stderr if the end is not reached.
     """
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     folder.mkdir(parents=True, exist_ok=True)
     waiting = False
     failed: dict[str, str] = {}
+
+    def cut_short() -> bool:
+        for name, why in failed.items():
+            print(f"{name}: {why}", file=sys.stderr)
+        return False
+
     while missing := [item for item in plan if item[0] not in failed and not done(folder, item[0])]:
         left = deadline - time.monotonic()
         if left <= 0:
-            return False
+            return cut_short()
         claimed = _claim(missing, folder, pack, failed)
         if claimed:
             if not _run(claimed, folder, deadline, quiet, failed):
-                return False
+                return cut_short()
         elif any(name not in failed for name, _ in missing):
             if not (waiting or quiet):
                 print(f"other workers hold the last {len(missing)} runs; waiting for them", flush=True)
@@ -103,7 +111,10 @@ def _another(directory: RunDirectory, config: RunConfig) -> str:
     """Why the unfinished run in a directory is not this one; nothing if it is, or if there is none yet."""
     if not (directory.path / "config.yaml").exists():
         return ""
-    found = unlike(directory.read_config(), config)
+    try:
+        found = unlike(directory.read_config(), config)
+    except ConfigError as error:
+        return str(error)
     if not found:
         return ""
     return (

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from protoseam.experiments import paper
-from protoseam.experiments.aggregate import Band, Cell, Difference, Point, Runs
+from protoseam.experiments.aggregate import Band, Cell, Difference, Point, Runs, Wavering, published_curve
 from protoseam.experiments.plans import Scope
 from protoseam.experiments.recipes import TITLES
 
 __all__ = [
     "Table", "audits", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table",
-    "table_1", "toy_table",
+    "table_1", "toy_table", "wavering_table",
 ]  # fmt: skip
 
 MISSING = "missing"
@@ -94,10 +94,24 @@ def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
         names = [TITLES[band.data], TITLES[band.model], TITLES[band.variant]]
         for epoch, *values in zip(band.epochs, band.mean, band.low, band.high, strict=True):
             if epoch % 5 == 0 or epoch == band.epochs[-1]:
-                rows.append([*names, str(band.seeds), str(epoch), *(f"{value:.2f}" for value in values)])
+                printed = published_curve(band.data, band.model, band.variant).get(epoch)
+                numbers = [*(f"{value:.2f}" for value in values), _shown(printed, "")]
+                rows.append([*names, str(band.seeds), str(epoch), *numbers])
     caption = "Validation accuracy in % over the epochs: mean, lowest and highest of the seeds."
-    header = ("data", "network", "variant", "seeds", "epoch", "mean", "lowest", "highest")
+    header = ("data", "network", "variant", "seeds", "epoch", "mean", "lowest", "highest", "paper mean")
     return _table(caption, header, rows, scope)
+
+
+def wavering_table(found: Sequence[Wavering], scope: Scope) -> Table:
+    rows = []
+    for w in found:
+        names = [TITLES[w.data], TITLES[w.model], TITLES[w.variant]]
+        rows.append([*names, str(len(w.by_seed)), f"{w.mean:.2f}", _shown(w.published, "")])
+    caption = (
+        "How far the validation accuracy of one seed strays from its course between epochs 15 and 100, in points: its "
+        "deviation from the mean of those five epochs before and after."
+    )
+    return _table(caption, ("data", "network", "variant", "seeds", "wavers by", "paper"), rows, scope)
 
 
 def audits(runs: Runs, scope: Scope) -> Table:
