@@ -303,3 +303,21 @@ def test_the_readme_summary_says_how_many_seeds_and_the_interval() -> None:
     assert "6 are in [elsewhere](elsewhere)" in documents.blocks(runs, "elsewhere")["results"]
     del runs["cifar100-resnet8-baseline-42"]
     assert "| 77.50 (76.76), 2 of 3 seeds |" in documents.blocks(runs)["results"]
+
+
+def test_a_network_in_place_of_one_of_the_papers_stands_beside_its_numbers_once_it_has_a_run() -> None:
+    name = "cifar100-vit_s_conv-baseline-43"
+    title = "ViT-S, convolutional stem"
+    assert title not in "".join(documents.blocks({}).values())
+    found = documents.blocks({name: row(name, 0.65)})
+    assert [line for line in found["table1"].splitlines() if title in line] == [
+        f"| CIFAR-100 | {title} | Baseline | missing | 65.00 | missing | 65.00 |  | 65.91 | -0.91 |",
+        f"| CIFAR-100 | {title} | Unlifted | missing | missing | missing | missing |  | 64.97 |  |",
+        f"| CIFAR-100 | {title} | ProtoSeam | missing | missing | missing | missing |  | 70.53 |  |",
+    ]
+    assert f"| {title} | 65.00 (65.91), 1 of 3 seeds | missing (64.97) |" in found["results"]
+    assert "Of the paper's 54 runs, 0 are in" in found["results"]  # it is none of them
+    used = tables.hyperparameters({}, Scope(datasets=("cifar100",), models=("vit_s_conv",)))
+    assert used.rows[0][3:5] == ["0.01", "0.0001"]
+    (_, _, (_, config), *_) = PLANS["table1"](Scope(datasets=("tinyimagenet",), models=("vit_s_conv",)))
+    assert (config.model, config.model_options) == ("vit_s", {"stem": "conv"})

@@ -174,4 +174,4 @@ def test_without_matplotlib_the_tables_are_there_and_it_says_what_to_install(
 
 def test_the_list_of_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "recipes"]) == 0
-    assert capsys.readouterr().out.count("protoseam train --recipe") == 27
+    assert capsys.readouterr().out.count("protoseam train --recipe") == 36

@@ -17,7 +17,7 @@ from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import train
 from protoseam.experiments import paper, study
 from protoseam.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
-from protoseam.experiments.recipes import MINUTES, NAMES, RECIPES, recipe
+from protoseam.experiments.recipes import MINUTES, NAMES, NETWORKS, RECIPES, network, recipe
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
 
@@ -167,14 +167,15 @@ def test_the_published_means_are_the_printed_ones() -> None:
 
 
 def test_recipes_are_found_by_name_and_committed_runs_used_them() -> None:
-    assert set(dict(table_1(Scope()))) == {f"{name}-{s}" for name in NAMES[:18] for s in paper.SEEDS}
+    planned = dict(table_1(Scope(models=NETWORKS)))
+    assert set(planned) == {f"{name}-{s}" for name in NAMES[:27] for s in paper.SEEDS}
     with pytest.raises(ConfigError, match="did you mean cifar10-vit_s-baseline"):
         recipe("cifar10-vit-baseline")
-    planned = dict(table_1(Scope()))
     for name, row in study.read_study(RESULTS).items():
         if name in planned:
             assert row["config"]["optim"] == dataclasses.asdict(planned[name].optim)
             assert row["config"]["seed"] == planned[name].seed
+            assert row["config"]["model_options"] == planned[name].model_options
             assert row["epochs"] == 200
 
 
@@ -188,20 +189,24 @@ def test_a_recipe_says_its_command_its_time_and_the_papers_number() -> None:
     assert "Expect 47.93 % test accuracy (paper; at seeds 42, 43, 44: 48.54, 47.48, 47.76)" in told
     for name, make in RECIPES.items():
         config, told = make(), make.__doc__ or ""
-        assert f"{config.data}-{config.model}-{config.variant}" == name
+        data, model, variant = name.split("-")
+        assert (config.data, config.model, config.variant) == (data, network(model), variant)
         assert f"learning rate {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}" in told
         assert f"{config.epochs} epochs" in told
         assert config.audit_every == (20 if config.variant == "protoseam" else 0)
+    told = RECIPES["cifar100-vit_s_conv-protoseam"].__doc__ or ""
+    assert "Compare with 70.53 % test accuracy (paper;" in told  # of another network, so not to be expected
     assert "4.3 to 9.7 min on one H200" in (RECIPES["cifar100-resnet8-protoseam"].__doc__ or "")
 
 
 def test_the_measured_times_are_those_of_the_committed_runs() -> None:
     """A family of runs with files has its time in ``recipes.MINUTES``, and that is the files' range."""
     seconds: dict[tuple[str, str], list[float]] = {}
+    planned = dict(table_1(Scope(models=NETWORKS)))
     for name, row in study.read_study(RESULTS).items():
-        if name in dict(table_1(Scope())):
-            config = row["config"]
-            seconds.setdefault((config["data"], config["model"]), []).append(row["seconds"])
+        if name in planned:
+            data, model, *_ = name.split("-")
+            seconds.setdefault((data, model), []).append(row["seconds"])
     for family, found in seconds.items():
         ends = (min(found) / 60, max(found) / 60)
         assert MINUTES.get(family) == pytest.approx(ends, abs=0.06), (

@@ -9,9 +9,10 @@ from typing import Any
 from protoseam.engine.config import to_dict
 from protoseam.experiments import aggregate, paper
 from protoseam.experiments.plans import PLANS, Scope
+from protoseam.experiments.recipes import NETWORKS
 
 SCOPE = Scope(datasets=("cifar100",), models=("resnet8",))
-PLANNED = {name: config for plan in PLANS.values() for name, config in plan(Scope())}
+PLANNED = {name: config for plan in PLANS.values() for name, config in plan(Scope(models=NETWORKS))}
 
 
 def row(name: str, accuracy: float, epochs: int = 200) -> dict[str, Any]:

@@ -30,6 +30,7 @@ WHAT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from protoseam.experiments import paper
+    from protoseam.experiments.recipes import NETWORKS
 
     parts = "; ".join(f"{part}: {what}" for part, what in WHAT.items())
     parser.add_argument("part", choices=WHAT, metavar="PART", help=parts)
@@ -46,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="where tables and figures go (OUT/report)")
     parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS)
-    parser.add_argument("--models", nargs="+", choices=paper.MODELS)
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=NETWORKS,
+        help=f"{' and '.join(paper.MODELS)} unless said; the others stand in for one of these",
+    )
     parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")

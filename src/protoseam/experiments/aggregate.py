@@ -16,6 +16,7 @@ from typing import Any
 from protoseam.engine.config import BESIDE, ConfigError, RunConfig, from_dict, unlike
 from protoseam.experiments import paper
 from protoseam.experiments.plans import Scope, sweep_name
+from protoseam.experiments.recipes import network
 from protoseam.experiments.study import Planned
 
 __all__ = [
@@ -83,7 +84,7 @@ def cells(runs: Runs, scope: Scope) -> list[Cell]:
         for model in scope.models:
             for variant in scope.variants:
                 by_seed = _by_seed(runs, {s: f"{data}-{model}-{variant}-{s}" for s in scope.seeds})
-                published = paper.TABLE_1.get((data, model, variant))
+                published = paper.TABLE_1.get((data, network(model), variant))
                 mean = None if published is None else statistics.fmean(published)
                 found.append(Cell(data, model, variant, by_seed, mean))
     return found
@@ -199,7 +200,7 @@ def curves(runs: Runs, scope: Scope) -> list[Band]:
 
 def published_curve(data: str, model: str, variant: str) -> dict[int, float]:
     """The paper's mean validation accuracy by epoch, where it prints one."""
-    return {5 * i: v for i, v in enumerate(paper.CURVES.get((data, model, variant), ()), start=1)}
+    return {5 * i: v for i, v in enumerate(paper.CURVES.get((data, network(model), variant), ()), start=1)}
 
 
 @dataclass(frozen=True)

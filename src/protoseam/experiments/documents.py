@@ -9,44 +9,49 @@ from pathlib import Path
 
 from protoseam.engine.config import ConfigError
 from protoseam.engine.files import write_atomically
-from protoseam.experiments import aggregate, tables
+from protoseam.experiments import aggregate, paper, tables
 from protoseam.experiments.aggregate import Cell, Difference, Runs
 from protoseam.experiments.plans import Scope
 from protoseam.experiments.plans import table_1 as plan_of_table_1
-from protoseam.experiments.recipes import TITLES
-from protoseam.experiments.reporting import inventory, part_tables
+from protoseam.experiments.recipes import NETWORKS, TITLES
+from protoseam.experiments.reporting import inventory
 
 __all__ = ["blocks", "fill"]
 
 
 def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
-    """The generated blocks by name; always of the paper's whole study, whose files lie in ``where``."""
-    scope = Scope()
-    whole = part_tables("table1", runs, scope)
+    """The generated blocks by name, of the paper's whole study, whose files lie in ``where``.
+
+    A network that stands in for one of the paper's has its lines where at least one run is there.
+    """
+    scope = Scope(models=NETWORKS)
     counted = aggregate.counted(plan_of_table_1(scope), runs)
+    every = aggregate.cells(counted, scope)
+    begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in paper.MODELS}
+    cells = [cell for cell in every if (cell.data, cell.model) in begun]
     return {
-        "results": _summary(runs, scope, where),
-        "table1": tables.markdown(whole["table1"]),
-        "differences": tables.markdown(whole["differences"]),
-        "inventory": inventory(runs, scope),
+        "results": _summary(cells, scope, where),
+        "table1": tables.markdown(tables.table_1(cells, scope)),
+        "differences": tables.markdown(tables.paired(aggregate.differences(cells), scope)),
+        "inventory": inventory(runs, Scope()),
         "wavering": tables.markdown(tables.wavering_table(aggregate.wavering(counted, scope), scope)),
     }
 
 
-def _summary(runs: Runs, scope: Scope, where: str) -> str:
+def _summary(cells: list[Cell], scope: Scope, where: str) -> str:
     """A line for each data set and network: means, and ProtoSeam's distance to Baseline."""
-    cells = aggregate.cells(aggregate.counted(plan_of_table_1(scope), runs), scope)
     rows = []
     for gain in aggregate.differences(cells):
         if gain.variants == ("protoseam", "baseline"):
             own = [_mean(c, scope) for c in cells if (c.data, c.model) == (gain.data, gain.model)]
             rows.append([TITLES[gain.data], TITLES[gain.model], *own, _gain(gain)])
     header = ("data", "network", *(TITLES[v] for v in scope.variants), "ProtoSeam − Baseline")
-    there = sum(len(cell.by_seed) for cell in cells)
+    papers = [cell for cell in cells if cell.model in paper.MODELS]
+    there = sum(len(cell.by_seed) for cell in papers)
     words = (
         f"Mean test accuracy in % over seeds {', '.join(map(str, scope.seeds))}, the paper's in parentheses; the "
         "difference is paired over the seeds both have, with a 95 % interval from two on. Of the "
-        f"{len(cells) * len(scope.seeds)} runs, {there} are in [{where}]({where}); *missing* was not run "
+        f"paper's {len(papers) * len(scope.seeds)} runs, {there} are in [{where}]({where}); *missing* was not run "
         "yet.\n\n"
     )
     return words + tables.markdown(tables.Table("", header, rows))

@@ -15,7 +15,7 @@ from typing import Any
 from protoseam.experiments import paper
 from protoseam.experiments.aggregate import Band, Cell, Difference, Point, Runs, Wavering, published_curve
 from protoseam.experiments.plans import Scope
-from protoseam.experiments.recipes import TITLES
+from protoseam.experiments.recipes import TITLES, network
 
 __all__ = [
     "Table", "audits", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table",
@@ -147,7 +147,7 @@ def hyperparameters(runs: Runs, scope: Scope) -> Table:
                 names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
                 optims = [runs[name]["config"]["optim"] for name in names if name in runs]
                 used = [_values(o[key] for o in optims) for key in ("lr", "weight_decay")]
-                tuned = paper.TUNED.get((data, model, variant))
+                tuned = paper.TUNED.get((data, network(model), variant))
                 if tuned is not None:
                     stated = [f"{value:g}" for value in tuned]
                 else:
