@@ -214,6 +214,17 @@ def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:
     assert [where["torch"] for where in kept["resumed"]] == [torch.__version__]
 
 
+def test_a_run_on_the_cpu_does_not_name_the_gpu_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU of {device}")
+    for device, named in (("cpu", False), ("auto", "GPU of None"), ("cuda:1", "GPU of cuda:1")):
+        RunDirectory.create(tmp_path / device, config(device=device)).close()
+        there = json.loads((tmp_path / device / "env.json").read_text())["device"]
+        assert there == named if named else "GPU" not in there
+
+
 def test_config_round_trip_and_unknown_keys() -> None:
     assert from_dict(to_dict(SMALL)) == SMALL
     with pytest.raises(ConfigError, match=r"unknown setting optim\.lrr; did you mean optim\.lr\?"):

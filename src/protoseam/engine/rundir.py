@@ -83,7 +83,7 @@ class RunDirectory:
     def start(self, config: RunConfig) -> None:
         """Write down what is about to be run, and where."""
         with explain_os_error("the run", self.path, going_on=""):
-            write_json(self.path / "env.json", environment())
+            write_json(self.path / "env.json", environment(config.device))
             text = yaml.safe_dump(to_dict(config), sort_keys=False)
             write_atomically(self.path / "config.yaml", text.encode())  # last: with it the run exists
 
@@ -210,16 +210,16 @@ class RunDirectory:
         file = self.path / "summary.json"
         return read_json(file) if file.exists() else None
 
-    def environment_changes(self) -> list[str]:
+    def environment_changes(self, device: str) -> list[str]:
         """What differs between the environment the run was started in and this one, in words."""
-        then, now = self._environment(), environment()
+        then, now = self._environment(), environment(device)
         then.pop("resumed", None)
         keys = sorted(then.keys() | now.keys())
         return [f"{k}: was {then.get(k)}, is {now.get(k)}" for k in keys if then.get(k) != now.get(k)]
 
-    def note_environment(self) -> None:
+    def note_environment(self, device: str) -> None:
         """Write down that the run goes on in this one: its results are not the first one's alone."""
-        known, now = self._environment(), environment()
+        known, now = self._environment(), environment(device)
         resumed = known.setdefault("resumed", [])
         if not resumed or resumed[-1] != now:
             resumed.append(now)
@@ -230,9 +230,10 @@ class RunDirectory:
         return dict(read_json(file)) if file.exists() else {}
 
 
-def environment() -> dict[str, Any]:
-    """The versions and the hardware that decide whether a repeat can be bit-identical."""
-    cuda = torch.cuda.is_available()
+def environment(device: str = "auto") -> dict[str, Any]:
+    """The versions and the hardware that decide whether a repeat can be bit-identical, of a run on ``device``."""
+    cuda = device != "cpu" and torch.cuda.is_available()
+    name = torch.cuda.get_device_name(None if device == "auto" else device) if cuda else ""
     return {
         "protoseam": __version__,
         "commit": _commit(),
@@ -241,7 +242,7 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device": name or platform.processor() or platform.machine(),
         "system": f"{platform.system()} {platform.machine()}",
     }
 

@@ -171,9 +171,9 @@ class _Session:
         return self.states[-1]
 
     def _resume(self) -> None:
-        changes = self.directory.environment_changes()
+        changes = self.directory.environment_changes(self.run.config.device)
         if changes and self.writes:
-            self.directory.note_environment()
+            self.directory.note_environment(self.run.config.device)
             warnings.warn(
                 "this run was started in another environment, so it may not end bit-identically: "
                 + "; ".join(changes),
