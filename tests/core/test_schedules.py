@@ -25,8 +25,8 @@ def test_ends() -> None:
     assert anneal(199, 200) == 16.0
 
 
-def test_one_epoch_gets_the_final_value() -> None:
-    assert sine_anneal(0, 1, 1.0, 16.0) == 16.0
+def test_one_epoch_gets_the_first_value() -> None:
+    assert sine_anneal(0, 1, 1.0, 16.0) == 1.0
 
 
 @pytest.mark.parametrize(("epoch", "epochs"), [(5, 3), (1, 1), (1000, 200)])

@@ -249,7 +249,7 @@ def test_running_statistics_that_were_spoilt_are_reported() -> None:
 
 def test_isotropic_follows_rho() -> None:
     net = lifted(covariance=ps.IsotropicCovariance(floor=0.5), schedule=lambda epoch, epochs: 2.0 + 2 * epoch)
-    assert net.covariance.factors.item() == pytest.approx((1 / 2 + 0.25) ** 0.5)  # before any epoch, too
+    assert net.covariance.factors.item() == pytest.approx((1 / 4 + 0.25) ** 0.5)  # before any epoch, too
     for epoch, rho in enumerate((2.0, 4.0)):
         net.set_progress(epoch, 2)
         assert net.covariance.factors.item() == pytest.approx((1 / rho + 0.25) ** 0.5)

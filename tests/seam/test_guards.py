@@ -221,7 +221,7 @@ def test_as_many_labels_as_samples() -> None:
         ({"draws": 0}, "draws must be at least 1, got 0"),
         ({"alpha": -1.0}, "alpha .* positive, got -1.0"),
         ({"repulsion_scale": float("nan")}, "repulsion_scale must be 0 or more, .* got nan"),
-        ({"schedule": lambda e, n: -1.0}, "gives ρ = -1.0 for epoch 0 of 1: ρ must be positive and finite"),
+        ({"schedule": lambda e, n: -1.0}, "gives ρ = -1.0 for epoch 1 of 2: ρ must be positive and finite"),
     ],
 )
 def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
@@ -335,9 +335,9 @@ def test_a_jump_of_rho() -> None:
 
 def test_a_formula_typed_from_the_paper() -> None:
     net = lifted(schedule=lambda t, T: 1 + 15 * t / (T - 1))
-    assert float(net.rho) == 16  # as SineAnneal: one epoch has no ramp
+    assert float(net.rho) == 16  # where it ends, until set_progress says otherwise
     net.set_progress(0, 1)
-    assert float(net.rho) == 16
+    assert float(net.rho) == 1  # as SineAnneal: a single epoch is the first
     net.set_progress(3, 11)
     assert float(net.rho) == 5.5
     net = lifted(schedule=lambda t, T: float("nan") if t == 2 else 1.0)
@@ -470,3 +470,81 @@ def test_a_head_that_reads_the_classifier_again_is_refused_in_words() -> None:
     net = ps.lift(TwoHeads(), num_classes=3, dim=8, init="random")
     with pytest.raises(ps.SeamError, match="two heads"):
         net(torch.randn(5, 4), torch.arange(5) % 3)
+
+
+def test_an_optimizer_on_the_model_that_was_lifted_is_named() -> None:
+    original = network()
+    net = ps.lift(original, dim=2)
+    net.initialize(DATA)
+    net.set_progress(0, 30)
+    steps(net, [torch.optim.SGD(original.parameters(), lr=0.1)], 8)
+    with pytest.warns(ps.SeamWarning, match=r"8 batches .* moved neither .* ps\.lift copies the model"):
+        net.refresh(DATA)
+    net.set_progress(1, 30)  # once an epoch, and not for epochs without batches
+    net.set_progress(2, 30)
+
+
+def test_cross_entropy_on_the_logits_is_named() -> None:
+    net = lifted()
+    optimizer = sgd(net)
+    net.set_progress(0, 3)
+    for x, y in DATA:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    with pytest.raises(
+        ps.SeamError, match=r"net\.objective was not called.*Take net\.objective\(x, y\)\.total"
+    ):
+        net.refresh(DATA)
+
+
+def test_initialising_what_was_loaded_is_told() -> None:
+    trained = lifted()
+    net = ps.lift(network(), dim=trained.dim)
+    net.load_state_dict(trained.state_dict())
+    with pytest.warns(ps.SeamWarning, match="had values already.*leave net.initialize out"):
+        net.initialize(DATA)
+
+
+def test_a_wrong_input_is_not_blamed_on_the_seam() -> None:
+    net = ps.lift(network(), dim=2, init="random")
+    x, y = DATA[0]
+    with pytest.raises(RuntimeError, match="dtype") as error:
+        net.objective(x.double(), y)
+    assert not isinstance(error.value, ps.SeamError)
+
+
+def test_a_model_that_returns_a_dict_is_told_to_be_wrapped() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.classifier(x)}
+
+    with pytest.raises(ps.SeamError, match="returns a dict, not a tensor of logits: wrap it"):
+        ps.lift(Named(), dim=2).initialize(DATA)
+
+
+def test_inputs_may_come_in_dicts_and_tuples() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Any) -> torch.Tensor:
+            a, b = x.values() if isinstance(x, dict) else x
+            return self.head(a + b)
+
+    plain = ps.lift(Sum(), dim=2)
+    plain.initialize([((x, x), y) for x, y in DATA])
+    named = ps.lift(Sum(), dim=2)
+    named.load_state_dict(plain.state_dict() | {"ready": torch.tensor(False)})
+    named.initialize([({"a": x, "b": x}, y) for x, y in DATA])
+    assert torch.equal(named.prototypes, plain.prototypes)
+
+
+def test_a_schedule_that_is_a_class_is_told() -> None:
+    with pytest.raises(TypeError, match=r"schedule must be a schedule such as ps\.SineAnneal\(1, 16\)"):
+        ps.lift(network(), dim=2, schedule=ps.SineAnneal)

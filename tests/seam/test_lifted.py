@@ -297,7 +297,10 @@ def test_parameter_groups() -> None:
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.0)
     net.n1.requires_grad_(False)
     assert [g["name"] for g in net.param_groups(lr=0.1)] == ["n2", "prototypes"]
-    assert net.param_groups(lr=0.1)[0]["weight_decay"] == 0.0
+    # without one of their own, the optimizer's applies: its default or what it is given
+    assert {g["weight_decay"] for g in torch.optim.AdamW(net.param_groups(lr=0.1)).param_groups} == {0.01}
+    given = torch.optim.SGD(net.param_groups(lr=0.1, prototype_weight_decay=0.0), weight_decay=0.5)
+    assert [g["weight_decay"] for g in given.param_groups] == [0.5, 0.0]
 
 
 def test_schedules_and_positions() -> None:

@@ -14,23 +14,23 @@ Schedule = Callable[[int, int], float]
 def sine_anneal(epoch: int, epochs: int, rho_min: float, rho_max: float) -> float:
     """ρ(t) = ρmin + (ρmax − ρmin)·sin(π/2·(t−1)/(T−1)) with t = epoch + 1 (eq:anneal).
 
-    T = 1 has no ramp, and the formula is 0/0 there: the only epoch gets ρmax, the value training ends at.
-    Past the last epoch ρ stays at ρmax.
+    T = 1 has no ramp, and the formula is 0/0 there: the only epoch is the first, and gets ρmin; at ρmax untrained
+    classes would be pressed together at once. Past the last epoch ρ stays at ρmax.
     """
     if epochs < 1 or epoch < 0:
         raise ValueError(f"the schedule needs epochs ≥ 1 and epoch ≥ 0, got epoch={epoch}, epochs={epochs}")
-    progress = 1.0 if epochs == 1 else min(epoch / (epochs - 1), 1.0)
+    progress = min(epoch / max(epochs - 1, 1), 1.0)
     return rho_min + (rho_max - rho_min) * math.sin(0.5 * math.pi * progress)
 
 
 def rho_at(schedule: Schedule, epoch: int, epochs: int) -> float:
-    """A schedule's ρ, checked. One that divides by T − 1 ends a single epoch where it ends two: at its last value."""
+    """A schedule's ρ, checked. One that divides by T − 1 begins a single epoch where it begins two."""
     try:
         rho = float(schedule(epoch, epochs))
     except ZeroDivisionError:
         if epochs != 1:
             raise
-        rho = float(schedule(1, 2))
+        rho = float(schedule(0, 2))
     if not 0 < rho < math.inf:
         raise ValueError(
             f"the schedule gives ρ = {rho} for epoch {epoch} of {epochs}: ρ must be positive and finite"

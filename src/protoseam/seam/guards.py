@@ -169,11 +169,13 @@ class StepGuard:
         self.left_out = 0
         self.suspected: Tensor | None = None
         self.snapshot: tuple[Tensor, Tensor] | None = None
+        self.steps = 0  # since the last look between epochs
 
     def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
         """Called before each objective in training."""
         if other is None or not prototypes.requires_grad:
             return
+        self.steps += 1
         now = prototypes._version, other._version
         if self.versions is None or now[0] != self.versions[0]:
             self.left_out = 0
@@ -192,15 +194,30 @@ class StepGuard:
             )
 
     def epoch(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
-        """Called between epochs: prototypes that never move although the head does."""
+        """Called between epochs: prototypes that never move although the head does, or neither."""
         if other is None or not prototypes.requires_grad:
             return
+        steps, self.steps = self.steps, 0
         before, self.snapshot = self.snapshot, (prototypes.detach().clone(), other.detach().clone())
         if before is None or before[0].device != prototypes.device:
             return
-        if torch.equal(before[0], prototypes) and not torch.equal(before[1], other):
-            raise SeamError(
-                "the head moved during the epoch but the prototypes did not: their learning rate is 0 or they are "
-                "in no optimizer. Give the optimizer net.param_groups(lr=…); to freeze them on purpose, "
-                "net.prototypes.requires_grad_(False)"
-            )
+        if not torch.equal(before[0], prototypes):
+            return
+        if torch.equal(before[1], other):
+            if steps >= _PATIENCE:
+                warnings.warn(
+                    f"{steps} batches of this epoch moved neither the head nor the prototypes. ps.lift copies the "
+                    "model, so an optimizer on the original one trains nothing: give it net.param_groups(lr=…). If it "
+                    "has them, no step was taken or the learning rate was 0",
+                    SeamWarning,
+                    stacklevel=4,
+                )
+            return
+        why = "their learning rate is 0 or they are in no optimizer"
+        if not steps:
+            why = f"net.objective was not called, and a loss on net(x) trains no seam (in a compiled loop: {why})"
+        raise SeamError(
+            f"the head moved during the epoch but the prototypes did not: {why}. "
+            "Take net.objective(x, y).total for the loss and give the optimizer net.param_groups(lr=…); to freeze them "
+            "on purpose, net.prototypes.requires_grad_(False)"
+        )

@@ -88,7 +88,7 @@ class Lifted(nn.Module):
             raise TypeError(
                 f"covariance must be an estimator such as ps.ExactCovariance(floor=0.1), got {covariance!r}"
             )
-        if schedule is not None and not callable(schedule):
+        if schedule is not None and (isinstance(schedule, type) or not callable(schedule)):
             raise TypeError(f"schedule must be a schedule such as ps.SineAnneal(1, 16), got {schedule!r}")
         check_draws(draws, antithetic)
         if not 0 < alpha < math.inf:
@@ -114,7 +114,7 @@ class Lifted(nn.Module):
         self.covariance = ExactCovariance() if covariance is None else copy.deepcopy(covariance)
         self.covariance.bind(num_classes, dim)
         self.covariance.to(device)
-        rho = rho_at(self.schedule, 0, 1)
+        rho = rho_at(self.schedule, 1, 2)  # where it ends: a loop without set_progress has no ramp
         self.covariance.begin(rho)
         self.register_buffer("rho", torch.tensor(rho, device=device))
         self.register_buffer("progress", torch.tensor([0, 1], device=device))
@@ -207,13 +207,14 @@ class Lifted(nn.Module):
     def param_groups(
         self,
         lr: float,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         *,
         prototype_lr: float | None = None,
         prototype_weight_decay: float | None = None,
     ) -> list[dict[str, Any]]:
         """Groups for any torch optimizer: N1, N2 and the prototypes, each named.
 
+        Without ``weight_decay`` they have none of their own, and the optimizer's applies.
         The paper trains S like the rest; whether it decays S is unstated, and hardly matters (.5 points at most
         on CIFAR-100), so the prototypes take the common settings unless told otherwise.
         """
@@ -221,15 +222,19 @@ class Lifted(nn.Module):
             "n1": [p for p in self.n1.parameters() if p.requires_grad],
             "n2": [p for p in self.n2.parameters() if p.requires_grad],
         }
-        groups = [
-            {"name": name, "params": params, "lr": lr, "weight_decay": weight_decay}
-            for name, params in rest.items()
-            if params
-        ]
+
+        def group(name: str, params: list[nn.Parameter], lr: float, decay: float | None) -> dict[str, Any]:
+            return {
+                "name": name,
+                "params": params,
+                "lr": lr,
+                **({} if decay is None else {"weight_decay": decay}),
+            }
+
+        groups = [group(name, params, lr, weight_decay) for name, params in rest.items() if params]
         s_lr = lr if prototype_lr is None else prototype_lr
         s_decay = weight_decay if prototype_weight_decay is None else prototype_weight_decay
-        s_group = {"name": "prototypes", "params": [self.prototypes], "lr": s_lr, "weight_decay": s_decay}
-        return [*groups, s_group]
+        return [*groups, group("prototypes", [self.prototypes], s_lr, s_decay)]
 
     def initialize(
         self, loader: Iterable[Any] | None = None, *, embeddings: tuple[Tensor, Tensor] | None = None
@@ -244,6 +249,13 @@ class Lifted(nn.Module):
         )
         self.class_count.copy_(count_C)
         if self.init == "fsinit":
+            if self._ready:
+                warnings.warn(
+                    "the prototypes had values already, from a checkpoint or from training, and are put back on the "
+                    "class means. To go on from a checkpoint, leave net.initialize out",
+                    SeamWarning,
+                    stacklevel=2,
+                )
             with torch.no_grad():
                 self.prototypes.copy_(forward_sweep(count_C, mean_CK))
         broadcast(self.prototypes.data)
@@ -374,6 +386,8 @@ class Lifted(nn.Module):
         try:
             z = self.n1(x)
         except RuntimeError as error:
+            if not seen:
+                raise  # the seam was not reached: it is the input, or a layer before
             raise SeamError(
                 f"{type(self.n1).__name__} fails once its layer {self.seam_layer!r} is {self.dim} wide ({error}): its "
                 "forward uses that layer's output further, as models with two heads do. Cut elsewhere: "
@@ -381,7 +395,12 @@ class Lifted(nn.Module):
             ) from error
         finally:
             handle.remove()
-        if len(seen) != 1 or not isinstance(z, Tensor) or (z is not seen[0] and not torch.equal(z, seen[0])):
+        if not isinstance(z, Tensor):
+            raise SeamError(
+                f"{type(self.n1).__name__} returns a {type(z).__name__}, not a tensor of logits: wrap it in a module "
+                "whose forward returns the logits, and lift that"
+            )
+        if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
             raise SeamError(
                 f"the output of {type(self.n1).__name__} is not the output of its layer {self.seam_layer!r}"
                 f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,18 @@ __all__ = ["as_deployed", "collect_embeddings"]
 _DEVICE_BYTES = 2**28
 
 
+def _moved(x: Any, device: torch.device) -> Any:
+    """Inputs on the device: an array, or the arrays in a dict or tuple, for networks that take several."""
+    if isinstance(x, Mapping):
+        return {key: _moved(part, device) for key, part in x.items()}
+    if isinstance(x, tuple) or (isinstance(x, list) and any(isinstance(part, Tensor) for part in x)):
+        return type(x)([_moved(part, device) for part in x])
+    return torch.as_tensor(x).to(device, non_blocking=True)
+
+
 def collect_embeddings(
     module: nn.Module,
-    embed: Callable[[Tensor], Tensor],
+    embed: Callable[[Any], Tensor],
     loader: Iterable[Any],
     device: torch.device,
     what: str,
@@ -41,17 +50,17 @@ def collect_embeddings(
                 raise TypeError(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
-            x, y = (torch.as_tensor(part).to(device, non_blocking=True) for part in batch[:2])
+            x, y = _moved(batch[0], device), torch.as_tensor(batch[1]).to(device, non_blocking=True)
             try:
                 z = at_least_float32(embed(x))
             except RuntimeError as error:
-                if shape in (None, x.shape[1:]):
+                if shape is None or not isinstance(x, Tensor) or shape == x.shape[1:]:
                     raise
                 raise ValueError(
                     f"{what}: the network took inputs of shape {tuple(shape)} but fails on {tuple(x.shape[1:])}: "
                     f"bring all of them to one size ({error})"
                 ) from error
-            shape = x.shape[1:]
+            shape = x.shape[1:] if isinstance(x, Tensor) else None
             size += z.nbytes
             if size > _DEVICE_BYTES and device.type != "cpu":
                 z, y = z.cpu(), y.cpu()
