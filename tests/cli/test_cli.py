@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from protoseam.cli.main import VERBS, main
+from protoseam.engine import session
 
 SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
 SMALL += ["--lift.rho_max=2", "--device=cpu", "--quiet=true"]
@@ -243,3 +247,59 @@ def test_what_failed_before_it_began_may_be_tried_again(
         assert "already holds a run" not in capsys.readouterr().err
     assert main(["train", *SMALL, "--out", str(out)]) == 0
     assert notes.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", *SMALL],
+        ["sweep", *SMALL, "--space", "optim.lr=choice:0.01,0.02"],
+        ["reproduce", "table1", "--quick", "--pack=1"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_an_interrupt_ends_with_130_and_everything_saved(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    epoch = session.run_epoch_together
+
+    def second_is_too_much(runs: list[Any]) -> Any:
+        if runs[0].epoch == 1:
+            raise KeyboardInterrupt
+        return epoch(runs)
+
+    monkeypatch.setattr(session, "run_epoch_together", second_is_too_much)
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 130
+    said = capsys.readouterr()
+    assert "interrupted" in said.err
+    assert "missing" not in said.out  # nothing is reported that nobody waited for
+    assert list((tmp_path / "out").rglob("checkpoints/epoch-*1"))
+
+
+def test_a_run_without_validation_data_has_no_validation_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", *SMALL, "--validation=0", "--out", out]) == 0
+    assert main(["eval", out, "--split=validation", "--device=cpu"]) == 1
+    assert "has no validation data: it was trained with validation=0" in capsys.readouterr().err
+
+
+def test_audit_and_eval_mean_the_same_by_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    parts = {}
+    for split, (many, few) in {"train": (300, 40), "test": (190, 10)}.items():
+        labels = np.repeat([0, 1], [many, few])
+        parts[f"x_{split}"] = rng.normal(0.5 * labels[:, None], 1.0, (len(labels), 6)).astype(np.float32)
+        parts[f"y_{split}"] = labels
+    np.savez(tmp_path / "uneven.npz", **parts)
+    out = str(tmp_path / "run")
+    argv = [word for word in SMALL if not word.startswith("--data")]
+    assert main(["train", f"--data={tmp_path / 'uneven.npz'}", *argv, "--validation=0", "--out", out]) == 0
+    capsys.readouterr()
+    assert main(["eval", out, "--json", "--device=cpu"]) == 0
+    accuracy = 100 * json.loads(capsys.readouterr().out)["accuracy"]
+    assert main(["audit", out, "--split=test", "--device=cpu"]) == 0
+    assert re.search(
+        rf"accuracy {accuracy:.2f} % \(\d+\.\d\d % as a mean over classes\)", capsys.readouterr().out
+    )

@@ -89,7 +89,7 @@ def test_a_polite_end_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
         time.sleep(0.001)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert f"protoseam train --resume {run}" in said
     saved = [p.name for p in (run / "checkpoints").iterdir()]
     assert len(saved) == 1

@@ -133,7 +133,7 @@ def test_a_sampled_sweep_can_be_cut_off_and_extended_but_not_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = ["--variant=baseline", "--space", "optim.lr=loguniform:1e-3:1e-1"]
-    assert command(tmp_path / "s", *space, "--trials=3", "--budget-minutes=1e-9") == 0
+    assert command(tmp_path / "s", *space, "--trials=3", "--budget-minutes=1e-9") == 1
     assert "start again to go on" in capsys.readouterr().out
     assert command(tmp_path / "s", *space, "--trials=3") == 0
     capsys.readouterr()
@@ -203,3 +203,8 @@ def test_seeds_named_twice_and_places_a_database_cannot_have_are_refused(
     assert command(tmp_path / "a?b") == 1
     assert "?, # and % mean something in a database's address" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_without_a_winner_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(tmp_path / "s", "--variant=baseline", "--space", "optim.lr=choice:1e30,1e31") == 1
+    assert "no trial of baseline came to its end: there is no best one" in capsys.readouterr().out

@@ -79,13 +79,14 @@ def _print(report: dict[str, Any]) -> None:
     from rich.markup import escape
 
     console = Console(highlight=False)
-    total = report["totals"]["balanced"]
+    balanced, sampled = (report["totals"][kind]["accuracy"] for kind in ("balanced", "as_sampled"))
+    means = "" if abs(balanced - sampled) < 5e-5 else f" ({100 * balanced:.2f} % as a mean over classes)"
     console.print(
         f"[bold]{escape(report['run'])}[/bold]  epoch {report['epoch']} of {report['epochs']}, {report['split']} data: "
         f"{report['samples']:,} samples, {report['classes_audited']} classes"
     )
     console.print(
-        f"accuracy {100 * total['accuracy']:.2f} %, seam width {report['dim']}, ρ = {report['rho']:g}, "
+        f"accuracy {100 * sampled:.2f} %{means}, seam width {report['dim']}, ρ = {report['rho']:g}, "
         f"σ0 = {report['floor']:.3g}, Σ̂ {report['covariance']} ({report['structure']})\n"
     )
     _print_waterfall(console, report)
@@ -195,7 +196,8 @@ def _print_smoothing(console: Console, report: dict[str, Any]) -> None:
     if s["holds"] is not None:
         verdict = "within" if s["holds"] else "[bold red]BEYOND[/bold red]"
         console.print(
-            f"they differ by {s['gap'] - s['curvature']:.2g}, {verdict} the remainder bound {s['remainder']:.2g}"
+            f"they differ by {s['gap'] - s['curvature']:.2g}: class by class {verdict} what the remainder bound "
+            f"({s['remainder']:.2g} on average) and the error of sampling allow"
         )
     console.print()
 

@@ -71,7 +71,7 @@ def _dispatch(verb: str, rest: list[str]) -> int:
         return status
     except ProtoSeamError as error:
         print(f"protoseam {verb}: {error}", file=sys.stderr)
-        return 1
+        return 130 if getattr(error, "by_user", False) else 1
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
         return 141

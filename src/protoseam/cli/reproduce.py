@@ -108,7 +108,13 @@ def run(args: argparse.Namespace) -> int:
     read_study(out)  # a file that is no run is better known of before training than after
     sound = args.table_only or _train(args, parts, scope, out)
     runs = read_study(out)
-    _show(parts, runs, scope, out)
+    _show(
+        parts,
+        runs,
+        scope,
+        out,
+        "the same command without --table-only" if args.table_only else "the same command",
+    )
     written = reporting.write_report(parts, runs, scope, args.report or out / "report")
     print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
     if args.readme:
@@ -198,7 +204,7 @@ def _simulate_toy(out: Path, scope: Scope) -> None:
         write_json(out / "toy.json", {"name": "toy", "samples": samples, "seeds": seeds, "rows": rows})
 
 
-def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path) -> None:
+def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path, again: str) -> None:
     from protoseam.experiments import reporting, tables
 
     for part in parts:
@@ -207,7 +213,7 @@ def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path) -> None:
                 print(f"{table.caption}\n\n{tables.markdown(table)}")
         absent, uncounted, total = reporting.shortfall(part, runs, scope)
         print(f"{part}: {total - len(absent) - len(uncounted)} of {total} runs are in {out}", end="")
-        print("; the same command without --table-only goes on" if absent else "")
+        print(f"; {again} goes on" if absent else "")
         for name, why in uncounted.items():
             print(f"  {name} is {why} and not counted: move {out / name}.json away to run it")
 

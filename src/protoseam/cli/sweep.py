@@ -103,10 +103,10 @@ def main(argv: list[str]) -> int:
         complete = run_sweep(
             searches, pack=values["pack"], budget_seconds=budget, quiet=values["quiet"], say=_say
         )
-    _report(searches, out)
+    found = _report(searches, out)
     if not complete:
         print("not everything is done; start again to go on")
-    return 0
+    return 0 if complete and (found or values["report_only"]) else 1
 
 
 def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
@@ -202,9 +202,11 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
     print(f"{search.base.variant}  trial {slot} ({count} in all)  {params}  {what}{late}", flush=True)
 
 
-def _report(searches: list[Search], out: Path) -> None:
+def _report(searches: list[Search], out: Path) -> bool:
+    """Print the trials, write the best of each search; False if one has none."""
     from protoseam.experiments import sweep_report as report
 
+    found = True
     tuned = {search.base.variant for search in searches}
     for search in searches:
         variant = search.base.variant
@@ -214,6 +216,8 @@ def _report(searches: list[Search], out: Path) -> None:
         print(f"\n{variant}: {len(rows) - missing} of {len(rows)} trials, by validation accuracy\n")
         print(report.markdown(search, rows), end="")
         if path is None:
+            found = False
+            print(f"\nno trial of {variant} came to its end: there is no best one")
             continue
         print(f"\nbest: protoseam train --config {path}")
         best = report.best_config(search, rows)
@@ -222,3 +226,4 @@ def _report(searches: list[Search], out: Path) -> None:
             why = "Baseline's settings, as in the paper (rem:confound); sweep --tune-unlifted searches for its own"
             inherited = report.write_best(out / "unlifted", report.inherit(best, "unlifted"), why)
             print(f"Unlifted inherits: protoseam train --config {inherited}")
+    return found

@@ -52,11 +52,16 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
         hit = plain(x.to(target)).argmax(1).cpu() == y
         right += torch.bincount(y[hit], minlength=data.num_classes)
         seen += torch.bincount(y, minlength=data.num_classes)
+    if not seen.any():
+        raise ConfigError(
+            f"{path} has no {split} data"
+            + (": it was trained with validation=0, so say --split test" if split == "validation" else "")
+        )
     by_class = right / seen.clamp_min(1)
     worst = by_class.argsort()[:5].tolist()
     return {
         "split": split,
-        "accuracy": int(right.sum()) / max(1, int(seen.sum())),
+        "accuracy": int(right.sum()) / int(seen.sum()),
         "correct": int(right.sum()),
         "samples": int(seen.sum()),
         "worst_classes": [(data.classes[c], float(by_class[c])) for c in worst],

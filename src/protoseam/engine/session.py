@@ -33,7 +33,11 @@ _MOST_REWINDS = 5
 
 
 class Interrupted(ProtoSeamError):
-    """Stopped by the user or by the time budget, with everything saved."""
+    """Stopped by the user or by the time budget, with everything saved; ``by_user`` says which."""
+
+    def __init__(self, message: str, *, by_user: bool = False) -> None:
+        super().__init__(message)
+        self.by_user = by_user
 
 
 class DivergenceWarning(UserWarning):
@@ -265,7 +269,7 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
                 fastest = min(fastest or seconds, seconds)
         except KeyboardInterrupt:
             # wherever it came; an epoch under way is forgotten: it will be run again, whole, and come out the same
-            raise Interrupted(_save_all(active, "interrupted")) from None
+            raise Interrupted(_save_all(active, "interrupted"), by_user=True) from None
 
 
 def _recover(sessions: list[_Session], divergence: DivergedError) -> None:

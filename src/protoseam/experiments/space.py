@@ -106,7 +106,8 @@ def grid(space: Space) -> list[dict[str, Any]]:
     endless = [key for key, values in space.items() if isinstance(values, Range)]
     if endless:
         raise ConfigError(
-            f"{', '.join(endless)} can take endlessly many values: say how many with --trials N"
+            f"{', '.join(endless)} is a range, and a grid needs a list: say how many points to try with --trials N, "
+            "or list them (choice:…)"
         )
     lists = [values.values for values in space.values() if isinstance(values, Choice)]
     return [dict(zip(space, point, strict=True)) for point in itertools.product(*lists)]

@@ -77,7 +77,12 @@ def run_study(
             return cut_short()
         claimed = _claim(missing, folder, pack, failed)
         if claimed:
-            if not _run(claimed, folder, deadline, quiet, failed):
+            try:
+                whole = _run(claimed, folder, deadline, quiet, failed)
+            except KeyboardInterrupt:
+                cut_short()
+                raise
+            if not whole:
                 return cut_short()
         elif any(name not in failed for name, _ in missing):
             if not (waiting or quiet):
@@ -143,8 +148,10 @@ def _run(claimed: list[Claimed], folder: Path, deadline: float, quiet: bool, fai
                 write_row(folder, name, directory)
                 forget(folder, directory)
     except Interrupted as stop:
+        if stop.by_user:
+            raise KeyboardInterrupt from stop  # everything is saved: now the whole study ends
         if not quiet:
-            print(str(stop).partition("\n")[0])
+            print(str(stop).partition(";")[0])
         return False
     finally:
         for directory in directories:

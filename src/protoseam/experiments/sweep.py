@@ -175,8 +175,10 @@ def _work(claims: list[_Claim], deadline: float | None, quiet: bool, say: Say) -
     except Interrupted as stop:
         for claim in claims:
             claim.search.queue.give_back(claim.trial)
+        if stop.by_user:
+            raise KeyboardInterrupt from stop  # everything is saved: now the whole search ends
         if not quiet:
-            print(str(stop).partition("\n")[0])
+            print(str(stop).partition(";")[0])
         return False
     return True
 
