@@ -303,3 +303,12 @@ def test_audit_and_eval_mean_the_same_by_accuracy(tmp_path: Path, capsys: pytest
     assert re.search(
         rf"accuracy {accuracy:.2f} % \(\d+\.\d\d % as a mean over classes\)", capsys.readouterr().out
     )
+
+
+def test_of_several_runs_one_that_diverges_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = [*SMALL, "--optim.lr=1e30", "--seeds=1,2", "--variants=protoseam", "--pack=1"]
+    assert main(["train", *wild, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert all(f"{tmp_path / name}: " in said for name in ("protoseam-1", "protoseam-2"))

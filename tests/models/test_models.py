@@ -229,7 +229,16 @@ def test_build_without_timm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ValueError, match="timm, which would add its own, cannot be imported"):
+    with pytest.raises(ValueError, match=r"timm, which would add its own, cannot be imported .* pip install"):
+        build("wide_resnet", 10, (3, 32, 32))
+
+    def of_another_build(name: str) -> ModuleType:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(importlib, "import_module", of_another_build)
+    with pytest.raises(
+        ValueError, match=r"nms does not exist\): torch and torchvision are of different builds"
+    ):
         build("wide_resnet", 10, (3, 32, 32))
 
 

@@ -139,6 +139,7 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
 def main(argv: list[str]) -> int:
     from protoseam.engine.rundir import RunDirectory
     from protoseam.engine.session import resume, train_packed
+    from protoseam.engine.trainer import DivergedError
 
     vet_config_files(argv)
     parser = build_parser(find_recipe(argv))
@@ -157,12 +158,19 @@ def main(argv: list[str]) -> int:
     runs = _expand(config, values)
     pack = values["pack"]
     started = time.monotonic()
+    diverged = []
     for lo in range(0, len(runs), pack):
         left = None if budget is None else budget - (time.monotonic() - started)
         group = runs[lo : lo + pack]
         several = len(runs) > 1
-        summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
+        try:
+            summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
+        except DivergedError as error:  # the other groups may well come through
+            diverged.append(str(error) if len(group) > 1 or not several else f"{group[0][1]}: {error}")
+            continue
         _say(summaries, [out for _, out in group])
+    if diverged:
+        raise DivergedError("\n".join(diverged))
     return 0
 
 

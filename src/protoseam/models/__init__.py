@@ -108,7 +108,12 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"
     where = ""
     if timm is None:
-        where = f"; timm, which would add its own, cannot be imported ({why}): pip install -e '.[vision]' in the clone"
+        remedy = (
+            "pip install -e '.[vision]' in the clone"
+            if isinstance(why, ImportError)
+            else "torch and torchvision are of different builds, install both from one place"
+        )
+        where = f"; timm, which would add its own, cannot be imported ({why}): {remedy}"
     raise ModelError(f"no network is called {name!r}: {hint}{where}")
 
 
