@@ -171,6 +171,9 @@ def test_recipes_are_found_by_name_and_committed_runs_used_them() -> None:
     assert set(planned) == {f"{name}-{s}" for name in NAMES[:27] for s in paper.SEEDS}
     with pytest.raises(ConfigError, match="did you mean cifar10-vit_s-baseline"):
         recipe("cifar10-vit-baseline")
+    each = " or ".join(f"cifar100-resnet8-{variant}" for variant in paper.VARIANTS)
+    with pytest.raises(ConfigError, match=rf"did you mean {each}\?"):
+        recipe("cifar100-resnet8")
     for name, row in study.read_study(RESULTS).items():
         if name in planned:
             assert row["config"]["optim"] == dataclasses.asdict(planned[name].optim)

@@ -170,6 +170,7 @@ def recipe(name: str) -> RunConfig:
     """The config of DATA-MODEL-VARIANT, e.g. ``cifar100-resnet8-protoseam``."""
     if name in RECIPES:
         return RECIPES[name]()
-    close = difflib.get_close_matches(name, NAMES, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(NAMES)}"
+    longer = [known for known in NAMES if known.startswith(f"{name}-")]
+    close = longer or difflib.get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(NAMES)}"
     raise ConfigError(f"there is no recipe {name!r}; {hint}")
