@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 import time
@@ -225,6 +226,8 @@ def _expand(config: RunConfig, values: dict[str, Any]) -> list[tuple[RunConfig, 
 
 
 def _say(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
+    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks for all
+        return
     for summary, out in zip(summaries, outs, strict=True):
         print(
             f"{out}: test accuracy {100 * summary['test_accuracy']:.2f} % "
