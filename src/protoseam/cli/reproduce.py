@@ -108,13 +108,8 @@ def run(args: argparse.Namespace) -> int:
     read_study(out)  # a file that is no run is better known of before training than after
     sound = args.table_only or _train(args, parts, scope, out)
     runs = read_study(out)
-    _show(
-        parts,
-        runs,
-        scope,
-        out,
-        "the same command without --table-only" if args.table_only else "the same command",
-    )
+    again = "the same command without --table-only" if args.table_only else "the same command"
+    _show(parts, runs, scope, out, again)
     written = reporting.write_report(parts, runs, scope, args.report or out / "report")
     print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
     if args.readme:
@@ -149,6 +144,7 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
     """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
     from protoseam.cli.options import budget_seconds, one_thread
+    from protoseam.engine.session import Interrupted
     from protoseam.errors import ProtoSeamError
     from protoseam.experiments.reporting import TOY
     from protoseam.experiments.study import run_study
@@ -170,6 +166,8 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
             try:
                 if not run_study(plan, out, pack=args.pack, budget_seconds=budget, quiet=args.quick):
                     break
+            except Interrupted:
+                raise
             except ProtoSeamError as error:  # the rest may well be possible
                 print(f"protoseam reproduce {part}: {error}", file=sys.stderr)
                 sound = False

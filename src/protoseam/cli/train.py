@@ -159,20 +159,22 @@ def main(argv: list[str]) -> int:
     runs = _expand(config, values)
     pack = values["pack"]
     started = time.monotonic()
-    diverged = []
+    status = 0
     for lo in range(0, len(runs), pack):
         left = None if budget is None else budget - (time.monotonic() - started)
         group = runs[lo : lo + pack]
         several = len(runs) > 1
         try:
             summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
-        except DivergedError as error:  # the other groups may well come through
-            diverged.append(str(error) if len(group) > 1 or not several else f"{group[0][1]}: {error}")
+        except DivergedError as error:
+            if not several:
+                raise
+            whose = f"{group[0][1]}: " if len(group) == 1 else ""
+            print(f"protoseam train: {whose}{error}", file=sys.stderr)
+            status = 1  # the other groups may well come through
             continue
         _say(summaries, [out for _, out in group])
-    if diverged:
-        raise DivergedError("\n".join(diverged))
-    return 0
+    return status
 
 
 def _listed(argv: list[str]) -> list[str]:

@@ -79,7 +79,7 @@ def run_study(
         if claimed:
             try:
                 whole = _run(claimed, folder, deadline, quiet, failed)
-            except KeyboardInterrupt:
+            except Interrupted:
                 cut_short()
                 raise
             if not whole:
@@ -149,7 +149,7 @@ def _run(claimed: list[Claimed], folder: Path, deadline: float, quiet: bool, fai
                 forget(folder, directory)
     except Interrupted as stop:
         if stop.by_user:
-            raise KeyboardInterrupt from stop  # everything is saved: now the whole study ends
+            raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
         if not quiet:
             print(str(stop).partition(";")[0])
         return False

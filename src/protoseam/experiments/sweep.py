@@ -176,7 +176,7 @@ def _work(claims: list[_Claim], deadline: float | None, quiet: bool, say: Say) -
         for claim in claims:
             claim.search.queue.give_back(claim.trial)
         if stop.by_user:
-            raise KeyboardInterrupt from stop  # everything is saved: now the whole search ends
+            raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
         if not quiet:
             print(str(stop).partition(";")[0])
         return False

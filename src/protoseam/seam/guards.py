@@ -20,6 +20,7 @@ __all__ = [
     "check_embeddings",
     "check_labels",
     "check_terms",
+    "first_output",
     "name_some",
     "report_floors",
     "warn_collapse",
@@ -149,6 +150,36 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> None:
             SeamWarning,
             stacklevel=4,
         )
+
+
+def first_output(n1: nn.Module, name: str, dim: int, x: Tensor) -> Tensor:
+    """N1(x), which must be the output of its layer ``name`` itself, with nothing computed after it."""
+    seen: list[Tensor] = []
+    handle = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
+    try:
+        z = n1(x)
+    except RuntimeError as error:
+        if not seen:
+            raise  # the seam was not reached: it is the input, or a layer before
+        raise SeamError(
+            f"{type(n1).__name__} fails once its layer {name!r} is {dim} wide ({error}): its forward uses that layer's "
+            "output further, as models with two heads do. Cut elsewhere: ps.lift((n1, n2), …)"
+        ) from error
+    finally:
+        handle.remove()
+    if not isinstance(z, Tensor):
+        raise SeamError(
+            f"{type(n1).__name__} returns a {type(z).__name__}, not a tensor of logits: wrap it in a module whose "
+            "forward returns the logits, and lift that"
+        )
+    if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
+        raise SeamError(
+            f"the output of {type(n1).__name__} is not the output of its layer {name!r}"
+            f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "
+            "Remove that (the loss wants logits), name the classifier if it is another layer (at=…), or cut "
+            "elsewhere: ps.lift((n1, n2), …)"
+        )
+    return z
 
 
 def name_some(classes: list[int]) -> str:

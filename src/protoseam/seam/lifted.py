@@ -31,6 +31,7 @@ from protoseam.seam.guards import (
     check_embeddings,
     check_labels,
     check_terms,
+    first_output,
     report_floors,
     warn_collapse,
     warn_counts,
@@ -162,7 +163,9 @@ class Lifted(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """N1(x), as ``(B, K)``."""
         if not self._proved and not torch.compiler.is_compiling():
-            return self._prove(x)
+            z = first_output(self.n1, self.seam_layer or "", self.dim, x)
+            self._proved = True
+            return z
         z = self.n1(x)
         return z if len(self.seam_shape) == 1 else z.flatten(1)
 
@@ -377,38 +380,6 @@ class Lifted(nn.Module):
     def _witness(self) -> Tensor | None:
         """A trainable tensor outside the seam, by which the guard sees that steps are taken."""
         return next((p for p in self.n2.parameters() if p.requires_grad), None)
-
-    def _prove(self, x: Tensor) -> Tensor:
-        """The first call: N1's output must be the seam layer's own, with nothing computed after it."""
-        seen: list[Tensor] = []
-        layer = self.n1.get_submodule(self.seam_layer or "")
-        handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
-        try:
-            z = self.n1(x)
-        except RuntimeError as error:
-            if not seen:
-                raise  # the seam was not reached: it is the input, or a layer before
-            raise SeamError(
-                f"{type(self.n1).__name__} fails once its layer {self.seam_layer!r} is {self.dim} wide ({error}): its "
-                "forward uses that layer's output further, as models with two heads do. Cut elsewhere: "
-                "ps.lift((n1, n2), …)"
-            ) from error
-        finally:
-            handle.remove()
-        if not isinstance(z, Tensor):
-            raise SeamError(
-                f"{type(self.n1).__name__} returns a {type(z).__name__}, not a tensor of logits: wrap it in a module "
-                "whose forward returns the logits, and lift that"
-            )
-        if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
-            raise SeamError(
-                f"the output of {type(self.n1).__name__} is not the output of its layer {self.seam_layer!r}"
-                f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "
-                "Remove that (the loss wants logits), name the classifier if it is another layer (at=…), or cut "
-                "elsewhere: ps.lift((n1, n2), …)"
-            )
-        self._proved = True
-        return z
 
     def _report(self, found: Refreshed) -> None:
         if found.count_C is not None:

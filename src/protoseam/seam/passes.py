@@ -24,8 +24,9 @@ def _moved(x: Any, device: torch.device) -> Any:
     """Inputs on the device: an array, or the arrays in a dict or tuple, for networks that take several."""
     if isinstance(x, Mapping):
         return {key: _moved(part, device) for key, part in x.items()}
-    if isinstance(x, tuple) or (isinstance(x, list) and any(isinstance(part, Tensor) for part in x)):
-        return type(x)([_moved(part, device) for part in x])
+    if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+        parts = [_moved(part, device) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
     return torch.as_tensor(x).to(device, non_blocking=True)
 
 
