@@ -55,6 +55,7 @@ def _help() -> None:
 
 
 def _dispatch(verb: str, rest: list[str]) -> int:
+    from protoseam.cli.options import spelled
     from protoseam.errors import ProtoSeamError
 
     module = importlib.import_module(f"protoseam.cli.{verb}")
@@ -66,7 +67,7 @@ def _dispatch(verb: str, rest: list[str]) -> int:
         else:
             parser = argparse.ArgumentParser(prog=f"protoseam {verb}", description=VERBS[verb])
             module.add_arguments(parser)
-            status = int(module.run(parser.parse_args(rest)))
+            status = int(module.run(parser.parse_args(spelled(rest, parser))))
         sys.stdout.flush()  # here, where a pipe that is closed is understood
         return status
     except ProtoSeamError as error:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from protoseam.engine.config import ConfigError, RunConfig, Variant
 
-__all__ = ["at_least_one", "budget_seconds", "distinct", "known_variants", "one_thread", "spare_threads"]
+__all__ = [
+    "at_least_one",
+    "budget_seconds",
+    "distinct",
+    "known_variants",
+    "one_thread",
+    "spare_threads",
+    "spelled",
+]
+
+
+def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Options as this parser knows them: --on-nonfinite and --on_nonfinite are the same."""
+
+    def known(word: str) -> str:
+        name, equals, value = word.partition("=")
+        forms = (name, "--" + name[2:].replace("-", "_"), "--" + name[2:].replace("_", "-"))
+        found = next((form for form in forms if form in parser._option_string_actions), name)
+        return found + equals + value
+
+    return [known(word) if word.startswith("--") else word for word in argv]
 
 
 def at_least_one(name: str, value: int | None) -> None:

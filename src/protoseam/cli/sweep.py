@@ -7,7 +7,14 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protoseam.cli.options import at_least_one, budget_seconds, distinct, known_variants, spare_threads
+from protoseam.cli.options import (
+    at_least_one,
+    budget_seconds,
+    distinct,
+    known_variants,
+    spare_threads,
+    spelled,
+)
 from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
@@ -87,7 +94,7 @@ def main(argv: list[str]) -> int:
 
     vet_config_files(argv, _OWN)
     parser = build_parser(find_recipe(argv))
-    values = parser.parse_args(parser.spelled(argv)).as_dict()
+    values = parser.parse_args(spelled(argv, parser)).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     for name in ("pack", "heartbeat", "trials"):
         at_least_one(name, values[name])

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads
+from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads, spelled
 from protoseam.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
 
 __all__ = ["Parser", "find_recipe", "flatten", "main", "vet_config_files"]
@@ -34,17 +34,6 @@ _OWN = {
 
 class Parser(jsonargparse.ArgumentParser):
     """jsonargparse, with a suggestion for what was probably meant."""
-
-    def spelled(self, argv: list[str]) -> list[str]:
-        """Options as this parser knows them: --on-nonfinite and --on_nonfinite are the same."""
-
-        def known(word: str) -> str:
-            name, equals, value = word.partition("=")
-            forms = (name, "--" + name[2:].replace("-", "_"), "--" + name[2:].replace("_", "-"))
-            found = next((form for form in forms if form in self._option_string_actions), name)
-            return found + equals + value
-
-        return [known(word) if word.startswith("--") else word for word in argv]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise ConfigError(_suggest(message.strip(), self))
@@ -87,7 +76,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         "--seeds", type=list[int], help="train one run a seed, e.g. 42 43, into DIR/VARIANT-SEED"
     )
     parser.add_argument("--variants", type=list[str], help="train one run a variant, e.g. baseline protoseam")
-    parser.add_argument("--budget_minutes", type=float, help="stop cleanly, saved, within this time")
+    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
@@ -144,7 +133,7 @@ def main(argv: list[str]) -> int:
 
     vet_config_files(argv)
     parser = build_parser(find_recipe(argv))
-    argv = _listed(parser.spelled(argv))
+    argv = _listed(spelled(argv, parser))
     values = parser.parse_args(argv).as_dict()
     budget = budget_seconds(values["budget_minutes"])
     at_least_one("pack", values["pack"])
@@ -198,7 +187,7 @@ def _listed(argv: list[str]) -> list[str]:
 def _refuse_settings(argv: list[str]) -> None:
     """A run goes on as it was begun: whoever asks for something else should hear so."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    others = [name for name in names if name not in ("--resume", "--budget_minutes", "--quiet")]
+    others = [name for name in names if name not in ("--resume", "--budget-minutes", "--quiet")]
     if others:
         raise ConfigError(
             f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "
