@@ -266,7 +266,7 @@ def garble(folder: Path) -> None:
 
 def outdate(folder: Path) -> None:
     path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"reader": 1', '"reader": 0'))
+    path.write_text(path.read_text().replace(f'"reader": {cache.READER_VERSION}', '"reader": 0'))
 
 
 @pytest.mark.parametrize("damage", [cut, remove, garble, outdate])

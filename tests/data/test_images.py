@@ -19,7 +19,7 @@ from protoseam.data import images
 from protoseam.data.archives import open_tree
 from protoseam.data.dataset import check
 from protoseam.data.images import Problem, decode_image, read_image_folder, read_tiny_imagenet
-from protoseam.errors import DataError
+from protoseam.errors import DataError, DataWarning
 
 RNG = np.random.default_rng(0)
 
@@ -38,13 +38,15 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("test_folder", ["test", "val", "validation"])
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "test"), ("train", "val"), ("train", "validation"), ("Training", "Testing")]
+)
 @pytest.mark.parametrize("how", ["folder", "wrapped zip", "tar"])
-def test_train_and_test_folders(tmp_path: Path, how: str, test_folder: str) -> None:
+def test_train_and_test_folders(tmp_path: Path, how: str, train: str, test: str) -> None:
     cat, dog, unseen = rgb(3), rgb(2), rgb(2)
-    files = {**pictures("train/dog", dog), **pictures("train/cat/deeper", cat)}
-    files |= {f"{test_folder}/cat/1.PNG": png(unseen[0]), f"{test_folder}/dog/2.png": png(unseen[1])}
-    files["train/cat/readme.txt"] = b"not an image, and not taken for one"
+    files = {**pictures(f"{train}/dog", dog), **pictures(f"{train}/cat/deeper", cat)}
+    files |= {f"{test}/cat/1.PNG": png(unseen[0]), f"{test}/dog/2.png": png(unseen[1])}
+    files[f"{train}/cat/readme.txt"] = b"not an image, and not taken for one"
     if how == "folder":
         path = write_folder(tmp_path / "pets", files)
     elif how == "tar":
@@ -169,18 +171,34 @@ def test_decompression_bombs_in_a_picture_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"train/a/1.png": b""}, "has train/ but none of test/, val/"),
+        ({"train/a/1.png": b""}, "has train/ but none of test/, testing/, val/"),
         ({"a.txt": b""}, "no images in class folders"),
         ({"1.png": b"", "a/1.png": b""}, "1 images lie in no class folder"),
         (
             {"train/1.png": b"", "train/a/1.png": b"", "test/a/1.png": b""},
             "lie in no class folder, first train/1",
         ),
+        (
+            {f"seg_{part}/{label}/1.png": b"" for part in ("train", "test") for label in "abc"},
+            r"seg_test/, seg_train/ each hold the folders a, b, c….*parts of a data set .*name them train/ and test/",
+        ),
     ],
 )
 def test_layouts_that_cannot_be_meant(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_image_folder(open_tree(write_folder(tmp_path, files)), "x")
+
+
+def test_classes_may_have_folders_of_their_own(tmp_path: Path) -> None:
+    files = {**pictures("a/old", rgb(9)), **pictures("a/new", rgb(9)), **pictures("b/old", rgb(9))}
+    assert read_image_folder(open_tree(write_folder(tmp_path, files)), "x").classes == ("a", "b")
+
+
+def test_a_validation_folder_beside_a_test_folder_is_named(tmp_path: Path) -> None:
+    parts = ("Train", "VAL", "test")
+    write_folder(tmp_path, {f"{part}/{c}/1.png": png(rgb()[0]) for part in parts for c in "ab"})
+    with pytest.warns(DataWarning, match=r"test/ is the test set, and VAL/ is left unread.*cut from Train/"):
+        assert len(read_image_folder(open_tree(tmp_path), "x").test_labels) == 2
 
 
 def test_too_few_images_to_split(tmp_path: Path) -> None:

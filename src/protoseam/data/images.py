@@ -28,13 +28,17 @@ from numpy.typing import NDArray
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.split import stratified_split
 from protoseam.data.trees import FolderTree, Tree
-from protoseam.errors import DataError
+from protoseam.errors import DataError, DataWarning
 
 MAX_PIXELS = 4096 * 4096
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that exists is the test set
+TRAIN_FOLDERS = (
+    "train",
+    "training",
+)  # in any case, as those of the test set, of which the first that exists is it
+TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
 
 _GREY_MODES = ("1", "L", "LA", "La")
@@ -109,7 +113,8 @@ def read_image_folder(tree: Tree, name: str) -> ArrayDataset:
 
     The class names are the folder names, in plain string order. Without a test part, `stratified_split` takes
     20 % of each class with seed 0, so the same folder gives the same test set anywhere. Where both test/ and
-    val/ exist, test/ is the test set and val/ is left unread: validation images are cut from train/.
+    val/ exist, test/ is the test set and val/ is left unread: validation images are cut from train/. The names may
+    also be Training/, TEST/ and the like.
     """
     pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
     prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
@@ -145,16 +150,26 @@ def _layout(
     where: str, pictures: list[str], folders: list[str]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
     """(class, file) pairs of the training and the test part, and the class of every folder, full or empty."""
-    tops = {file.split("/", 1)[0] for file in pictures}
-    test_folder = next((folder for folder in TEST_FOLDERS if folder in tops), None)
-    if "train" in tops and test_folder is None:
-        raise DataError(
-            f"{where} has train/ but none of {', '.join(f'{f}/' for f in TEST_FOLDERS)} with images in it: add "
-            "one, or move the class folders up one level to have a fifth of each class set aside"
-        )
+    named = {top.lower(): top for top in sorted({file.split("/", 1)[0] for file in pictures})}
+    train_folder = next((named[folder] for folder in TRAIN_FOLDERS if folder in named), None)
+    held_out = [named[folder] for folder in TEST_FOLDERS if folder in named]
     parts: tuple[str, ...] = ("",)
-    if "train" in tops and test_folder is not None:
-        parts = ("train/", f"{test_folder}/")
+    if train_folder is None:
+        _refuse_parts_as_classes(where, pictures)
+    elif not held_out:
+        raise DataError(
+            f"{where} has {train_folder}/ but none of {', '.join(f'{f}/' for f in TEST_FOLDERS)} with images in it: "
+            "add one, or move the class folders up one level to have a fifth of each class set aside"
+        )
+    else:
+        parts = (f"{train_folder}/", f"{held_out[0]}/")
+    if train_folder and len(held_out) > 1:
+        warnings.warn(
+            f"{where}: {held_out[0]}/ is the test set, and {', '.join(f'{f}/' for f in held_out[1:])} is left unread: "
+            f"validation images are cut from {train_folder}/",
+            DataWarning,
+            stacklevel=3,
+        )
     pairs: list[list[tuple[str, str]]] = []
     for part in parts:
         inside = [file for file in pictures if file.startswith(part)]
@@ -170,6 +185,21 @@ def _layout(
         )
     below = [folder.removeprefix(part) for part in parts for folder in folders if folder.startswith(part)]
     return pairs[0], pairs[1] if len(pairs) > 1 else [], [folder for folder in below if "/" not in folder]
+
+
+def _refuse_parts_as_classes(where: str, pictures: list[str]) -> None:
+    """Folders that all hold the same folders are parts of a data set under other names, and no classes."""
+    below: dict[str, set[str]] = {}
+    for file in pictures:
+        top, *rest = file.split("/")
+        below.setdefault(top, set()).add(rest[0] if len(rest) > 1 else "")
+    inside = list(below.values())
+    if len(below) > 1 and "" not in inside[0] and len(inside[0]) > 1 and all(f == inside[0] for f in inside):
+        raise DataError(
+            f"{where}: {', '.join(f'{top}/' for top in list(below)[:3])} each hold the folders "
+            f"{', '.join(sorted(inside[0])[:3])}…, so they look like parts of a data set rather than classes: name "
+            "them train/ and test/"
+        )
 
 
 def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
@@ -233,7 +263,7 @@ def _common_folder(files: Sequence[str]) -> str:
     """`wrapper/`, if everything lies under one folder that holds folders itself; else nothing."""
     tops = {file.split("/", 1)[0] for file in files}
     wrapped = len(tops) == 1 and all(file.count("/") >= 2 for file in files)
-    return f"{tops.pop()}/" if wrapped and "train" not in tops else ""
+    return f"{tops.pop()}/" if wrapped and not {top.lower() for top in tops} & set(TRAIN_FOLDERS) else ""
 
 
 def _has_16_bits(image: Any, data: bytes) -> bool:
