@@ -28,7 +28,11 @@ DATA = batches()
         (Y.float(), r"vector of class indices \(int64\), got torch\.float32 of shape \(16,\)"),
         (Y.bool(), r"got torch\.bool"),
         (Y.to(torch.uint8), r"got torch\.uint8 .*y\.long\(\)"),
-        (torch.eye(CLASSES)[Y], r"of shape \(16, 4\); one-hot labels: pass y\.argmax\(1\)"),
+        (
+            Y[:, None],
+            r"of shape \(16, 1\): pass y\.flatten\(\)\.long\(\)",
+        ),  # argmax(1) would be class 0 for all
+        (torch.eye(CLASSES)[Y], r"of shape \(16, 4\): if they are one-hot, pass y\.argmax\(1\)"),
         (torch.eye(CLASSES).long()[Y], r"got torch\.int64 of shape \(16, 4\)"),
     ],
 )
@@ -207,6 +211,17 @@ def test_prototypes_without_values() -> None:
         lifted(init="fsinit")(X, Y)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own tracing
+def test_prototypes_without_values_under_a_compiled_step() -> None:
+    """A compiled step cannot ask; the calls between epochs do."""
+    net = lifted(init="fsinit")
+    net.set_progress(0, 2)  # as a loop may do before it initialises
+    torch.compile(net, backend="eager")(X, Y)
+    for between in (lambda: net.set_progress(1, 2), lambda: net.refresh(DATA)):
+        with pytest.raises(ps.SeamError, match="the prototypes have no values yet"):
+            between()
+
+
 @pytest.mark.parametrize("what", ["initialize", "refresh"])
 def test_loaders(what: str) -> None:
     sweep = getattr(lifted(), what)
@@ -339,8 +354,48 @@ def test_a_model_that_returns_a_dict_is_told_to_be_wrapped() -> None:
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"logits": self.classifier(x)}
 
-    with pytest.raises(ps.SeamError, match="returns a dict, not a tensor of logits: wrap it"):
+    told = pytest.raises(ps.SeamError, match="returns a dict, not a tensor of logits: wrap it")
+    with told:
         ps.lift(Named(), dim=2).initialize(DATA)
+    with told:
+        ps.lift(Named(), at="classifier", dim=2, probe=X)
+    with told:
+        ps.lift(Named(), dim=2).eval()(X)
+    with told:
+        ps.split(nn.Sequential(nn.Linear(FEATURES, FEATURES), Named()), "0", probe=X)
+
+
+def test_a_model_that_returns_something_else_when_training() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aux, self.head = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            logits = self.head(x)
+            return (logits, self.aux(x)) if self.training else logits
+
+    net = ps.lift(TwoHeads(), dim=2)
+    net.initialize(DATA)
+    with pytest.raises(
+        ps.SeamError, match="TwoHeads returns, when training, a tuple, not a tensor of logits"
+    ):
+        net.train().objective(X, Y)
+
+
+def test_several_inputs_for_a_model_that_takes_them_apart() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.head(a + b)
+
+    with pytest.raises(
+        TypeError, match=r"Apart takes no dict \(.*'b'\)\. Inputs come as one argument, .*\*\*inputs"
+    ):
+        ps.lift(Apart(), dim=2, init="random").objective({"a": X, "b": X}, Y)
 
 
 def test_inputs_may_come_in_dicts_and_tuples() -> None:

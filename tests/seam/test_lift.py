@@ -112,13 +112,15 @@ def test_models_of_ones_own(make: type[nn.Module]) -> None:
     folded = net.deploy(fold=True)
     assert torch.allclose(folded(X), net(X), atol=1e-5)
     assert [type(m) for m in folded.modules()] == [type(m) for m in model.modules()]
+    model.eval().load_state_dict(folded.state_dict())
+    assert torch.equal(model(X), folded(X))
 
 
 def test_the_seam_keeps_the_layers_bias_dtype_and_the_name() -> None:
     net = ps.lift(Own().double(), num_classes=CLASSES, dim=DIM)
     assert net.seam_layer == "head.out"
     assert net.n1.head["out"].bias is None
-    assert net.n2.bias is not None
+    assert net.n2.bias is None  # else folding would add one
     assert net.n1.head["out"].weight.dtype == net.n2.weight.dtype == torch.float64
 
 
@@ -291,6 +293,48 @@ def test_a_cut_with_nothing_behind_it() -> None:
     model = nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.LayerNorm(CLASSES))
     with pytest.raises(ValueError, match="nothing that could learn lies behind '1'"):
         ps.lift(model, at="1", probe=X)
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * F.linear(F.normalize(x), F.normalize(self.weight), self.bias)
+
+
+def _hooked() -> nn.Module:
+    model = network()
+    next(m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)).register_forward_hook(print)
+    return model
+
+
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))
+    model[1].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "lost"),
+    [
+        (nn.Sequential(nn.Linear(FEATURES, HIDDEN), Cosine(HIDDEN, CLASSES)), "what Cosine computes beyond"),
+        (
+            nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, CLASSES))),
+            "what ParametrizedLinear computes beyond",
+        ),
+        (_hooked(), "its hooks"),
+        (_tied(), r"the weight it shares with '0\.weight'"),
+    ],
+)
+def test_what_a_plain_linear_cannot_replace_is_told(model: nn.Module, lost: str) -> None:
+    with pytest.warns(ps.SeamWarning, match=f"Lost with it: {lost}.*ps.lift"):
+        ps.lift(model, dim=DIM)
+
+
+def test_a_last_layer_without_sizes_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.LazyLinear(CLASSES))
+    with pytest.raises(ValueError, match=r"'1', has no sizes yet .*: run one batch through the model"):
+        ps.lift(model, dim=DIM)
+    model(X)
+    ps.lift(model, dim=DIM).initialize(batches())
 
 
 def test_halves_that_share_a_parameter() -> None:

@@ -7,11 +7,16 @@ Linears put back as one plain module. Nothing here keeps state.
 from __future__ import annotations
 
 import difflib
+import warnings
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["deploy_at", "find_classifier", "fold_linears", "get_layer", "seam_linear"]
+from protoseam.seam.guards import SeamWarning
+
+__all__ = ["check_replaceable", "deploy_at", "find_classifier", "fold_linears", "get_layer", "seam_linear"]
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
@@ -44,6 +49,45 @@ def find_classifier(model: nn.Module, num_classes: int | None) -> str:
         f"{layer.out_features} outputs. Build the model for {num_classes} classes, or say at={last!r} "
         f"to replace that layer by a new {num_classes}-class head"
     )
+
+
+def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
+    """Two plain Linears take the layer's place: refuse one without sizes yet, say what is lost with another."""
+    if isinstance(layer.weight, nn.parameter.UninitializedParameter):
+        raise ValueError(
+            f"the last layer, {name!r}, has no sizes yet ({type(layer).__name__}): run one batch through the model, "
+            "then lift it"
+        )
+    lost = []
+    if is_parametrized(layer) or not _is_plain(layer):
+        lost.append(f"what {type(layer).__name__} computes beyond Wx + b")
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        lost.append("its hooks")
+    own = f"{name}.weight" if name else "weight"
+    weights = model.named_parameters(remove_duplicate=False)
+    tied = [other for other, p in weights if p is layer.weight and other != own]
+    if tied:
+        lost.append(f"the weight it shares with {tied[0]!r}")
+    if lost:
+        warnings.warn(
+            f"two plain Linears take the place of {name!r}. Lost with it: {', '.join(lost)}. So deploy(fold=True) has "
+            "a plain Linear there, whose weights do not belong into the model as it was. To keep the layer, write the "
+            "two halves yourself: ps.lift((n1, n2), …)",
+            SeamWarning,
+            stacklevel=3,
+        )
+
+
+@torch.no_grad()
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether it computes Wx + b, whatever its class: timm's Linear has a forward of its own that does."""
+    if type(layer).forward is nn.Linear.forward or layer.weight.is_meta:
+        return True
+    x = torch.linspace(-2, 2, 2 * layer.in_features).view(2, -1).to(layer.weight)
+    try:
+        return torch.equal(layer.forward(x), F.linear(x, layer.weight, layer.bias))
+    except Exception:  # it wants more than an input
+        return False
 
 
 def seam_linear(old: nn.Linear, dim: int) -> nn.Linear:

@@ -19,6 +19,7 @@ __all__ = [
     "StepGuard",
     "check_embeddings",
     "check_labels",
+    "check_output",
     "check_terms",
     "first_output",
     "name_some",
@@ -48,8 +49,8 @@ def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
         )
     if y_B.dtype not in (torch.int64, torch.int32) or y_B.ndim != 1:
         raise ValueError(
-            f"labels must be a vector of class indices (int64), got {y_B.dtype} of shape {tuple(y_B.shape)}; "
-            "one-hot labels: pass y.argmax(1), others: y.long()"
+            f"labels must be a vector of class indices (int64), got {y_B.dtype} of shape {tuple(y_B.shape)}: "
+            f"{_as_indices(y_B)}"
         )
     if not values or not len(y_B):
         return
@@ -61,6 +62,23 @@ def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
         elif low < 0:
             hint = "negative ones usually mark samples without a label: drop those"
         raise ValueError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
+
+
+def _as_indices(y_B: Tensor) -> str:
+    if y_B.ndim < 2:
+        return "pass y.long()" if y_B.ndim else "one label a sample"
+    if y_B.shape[1:].numel() == 1:  # argmax would make them all 0
+        return "pass y.flatten().long()"
+    return "if they are one-hot, pass y.argmax(1)"
+
+
+def check_output(model: nn.Module, output: object) -> None:
+    if not isinstance(output, Tensor):
+        mode = ", when training," if model.training else ""
+        raise SeamError(
+            f"{type(model).__name__} returns{mode} a {type(output).__name__}, not a tensor of logits: wrap it in a "
+            "module whose forward returns the logits, and lift that"
+        )
 
 
 def check_terms(terms: dict[str, Tensor], z_BK: Tensor, y_B: Tensor) -> None:
@@ -158,6 +176,13 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Tensor) -> Tensor:
     handle = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
         z = n1(x)
+    except TypeError as error:
+        if isinstance(x, Tensor) or seen:
+            raise
+        raise TypeError(
+            f"{type(n1).__name__} takes no {type(x).__name__} ({error}). Inputs come as one argument, whatever they "
+            "hold: wrap the model in a module whose forward(self, inputs) calls self.model(**inputs), and lift that"
+        ) from error
     except RuntimeError as error:
         if not seen:
             raise  # the seam was not reached: it is the input, or a layer before
@@ -167,11 +192,7 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Tensor) -> Tensor:
         ) from error
     finally:
         handle.remove()
-    if not isinstance(z, Tensor):
-        raise SeamError(
-            f"{type(n1).__name__} returns a {type(z).__name__}, not a tensor of logits: wrap it in a module whose "
-            "forward returns the logits, and lift that"
-        )
+    check_output(n1, z)
     if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
         raise SeamError(
             f"the output of {type(n1).__name__} is not the output of its layer {name!r}"

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from protoseam.core.objective import Loss
 from protoseam.core.schedules import Schedule
-from protoseam.seam.classifier import find_classifier, get_layer, seam_linear
+from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, seam_linear
 from protoseam.seam.covariance import AbstractCovariance
+from protoseam.seam.guards import check_output
 from protoseam.seam.lifted import ClassWeights, Lifted
 from protoseam.seam.prototypes import Init
 from protoseam.seam.split import SplitError, evaluating, guess_probe, one_sided_tail, split
@@ -69,12 +70,19 @@ def lift(
         seam_layer = find_classifier(n1, num_classes) if at is None else at
         old = get_layer(n1, seam_layer) if seam_layer else n1
         assert isinstance(old, nn.Linear)
+        check_replaceable(n1, seam_layer, old)
         num_classes = old.out_features if num_classes is None else num_classes
         dim = DEFAULT_DIM if dim is None else dim
         _positive(num_classes, dim)
         new = seam_linear(old, dim)
         n1 = _replaced(n1, seam_layer, new)
-        n2 = nn.Linear(dim, num_classes, device=new.weight.device, dtype=new.weight.dtype)
+        n2 = nn.Linear(
+            dim,
+            num_classes,
+            bias=old.bias is not None,
+            device=new.weight.device,
+            dtype=new.weight.dtype,
+        )
     else:
         if dim is not None:
             raise ValueError(
@@ -142,11 +150,10 @@ def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Tensor | N
     try:
         with evaluating(model), torch.no_grad():
             logits = model(probe)
+            check_output(model, logits)
     finally:
         handle.remove()
-    return (
-        len(seen) == 1 and isinstance(logits, Tensor) and (logits is seen[0] or torch.equal(logits, seen[0]))
-    )
+    return len(seen) == 1 and (logits is seen[0] or torch.equal(logits, seen[0]))
 
 
 def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:

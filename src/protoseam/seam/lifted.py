@@ -30,6 +30,7 @@ from protoseam.seam.guards import (
     StepGuard,
     check_embeddings,
     check_labels,
+    check_output,
     check_terms,
     first_output,
     report_floors,
@@ -142,7 +143,9 @@ class Lifted(nn.Module):
     ) -> Tensor | Terms:
         """Logits of the deployed network, or with labels the loss terms (so that DDP and others can wrap it)."""
         if y is None:
-            logits: Tensor = self.n2(self.n1(x))
+            z = self.n1(x)
+            check_output(self.n1, z)
+            logits: Tensor = self.n2(z)
             return logits
         z_BK = self.embed(x)
         eager = not torch.compiler.is_compiling()
@@ -167,6 +170,7 @@ class Lifted(nn.Module):
             self._proved = True
             return z
         z = self.n1(x)
+        check_output(self.n1, z)
         return z if len(self.seam_shape) == 1 else z.flatten(1)
 
     def head(self, z_BK: Tensor) -> Tensor:
@@ -268,6 +272,8 @@ class Lifted(nn.Module):
     def set_progress(self, epoch: int, epochs: int, *, lr: float | None = None) -> None:
         """Start epoch ``epoch`` (from 0) of ``epochs``: sets ρ(t) and whatever follows it."""
         self._between_epochs()
+        if epoch > 0:  # a compiled step has not asked
+            self._check_ready()
         rho, before = (rho_at(self.schedule, at, epochs) for at in (epoch, max(epoch - 1, 0)))
         if rho > 4 * before:
             warnings.warn(
@@ -286,6 +292,7 @@ class Lifted(nn.Module):
     ) -> None:
         """End an epoch: new factors of Σ̃. Sweeps the loader only if the estimator needs the data."""
         self._between_epochs()
+        self._check_ready()
         z_NK = y_N = None
         if self.covariance.needs_pass:
             z_NK, y_N = self._swept(loader, embeddings, "refresh")
@@ -337,12 +344,15 @@ class Lifted(nn.Module):
         warn_one_sided(z_NK)
         warn_counts(count_C, self.dim, getattr(self.covariance, "structure", None) == "full")
 
-    def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
+    def _check_ready(self) -> None:
         if not self._ready:
             raise SeamError(
                 "the prototypes have no values yet: FSInit puts them on the class means, so call "
                 "net.initialize(loader) before training, or lift with init='random'"
             )
+
+    def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
+        self._check_ready()
         if self.class_weights == "frequency" and not self._counted:
             raise SeamError(
                 "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) before training"

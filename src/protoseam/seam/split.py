@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from protoseam.errors import ProtoSeamError
 from protoseam.seam.classifier import get_layer
+from protoseam.seam.guards import check_output
 
 __all__ = ["SplitError", "evaluating", "guess_probe", "one_sided_tail", "split"]
 
@@ -51,7 +52,8 @@ def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn
     n1, n2 = _cut(model, at)
     with evaluating(model, n1, n2), torch.no_grad():
         expected, found = model(probe), n2(n1(probe))
-    if not (isinstance(expected, Tensor) and torch.equal(expected, found)):
+        check_output(model, expected)
+    if not torch.equal(expected, found):
         raise SplitError(
             f"cutting {type(model).__name__} at {at!r} does not give the same output on the probe: the forward "
             "does something tracing cannot see. Write the two halves yourself and lift them: ps.lift((n1, n2))"
