@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from protoseam.data.augment import Augmentation
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.resident import Resident, _equal_chunks
+from protoseam.errors import DataWarning
 
 
 @given(st.integers(1, 100_000), st.integers(1, 8000))
@@ -69,6 +71,22 @@ def test_an_epoch_has_every_image_once_beside_its_label(images: ArrayDataset, wo
     before = whole.y.clone()
     whole.load_epoch(5)
     assert not torch.equal(whole.y, before)
+
+
+def test_a_validation_part_that_rounds_to_nothing_is_told(images: ArrayDataset) -> None:
+    few = dataclasses.replace(
+        images, train_images=images.train_images[:8], train_labels=np.arange(8) % images.num_classes
+    )
+    with pytest.warns(DataWarning, match=r"validation=0\.1 of each class of .* rounds to no sample"):
+        assert not len(Resident(few, seed=0, batch_size=4).validation[1])
+
+
+def test_every_process_has_its_share_of_a_clean_pass(images: ArrayDataset) -> None:
+    shares = [Resident(images, seed=0, batch_size=4, rank=rank, world=2) for rank in range(2)]
+    seen = [torch.cat([x for x, _ in resident.clean()]) for resident in shares]
+    whole = torch.cat([x for x, _ in Resident(images, seed=0, batch_size=4).clean()])
+    assert abs(len(seen[0]) - len(seen[1])) <= 1
+    assert torch.equal(torch.cat(seen).flatten(1).sort(0)[0], whole.flatten(1).sort(0)[0])
 
 
 def test_a_clean_pass_is_not_ordered_by_class(images: ArrayDataset) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from protoseam.engine import checkpoint, session
 from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.step import TrainStep
 from protoseam.engine.trainer import DivergedError, Run
 
 SMALL = RunConfig(
@@ -106,6 +108,23 @@ def test_skip_leaves_the_bad_step_out(tmp_path: Path, monkeypatch: pytest.Monkey
         assert all(map(torch.isfinite, map(torch.tensor, row["loss"].values())))
 
 
+def test_skipped_steps_do_not_dilute_the_loss_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = dataclasses.replace(
+        SMALL, variant="baseline", on_nonfinite="skip", optim=OptimConfig(lr=1e-9, warmup_epochs=0)
+    )
+    whole = run_epoch_together([Run(still, load("digits"))])[0]["loss"]["total"]
+    original, calls = TrainStep.losses, [0]
+
+    def losses(self: TrainStep, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return original(self, x, y) + (torch.inf if calls[0] <= 5 else 0.0)
+
+    monkeypatch.setattr(TrainStep, "losses", losses)
+    row = run_epoch_together([Run(still, load("digits"))])[0]
+    assert row["skipped_steps"] == 5
+    assert row["loss"]["total"] == pytest.approx(whole, rel=0.1)
+
+
 def test_rewind_recovers_from_an_abrupt_rho(tmp_path: Path) -> None:
     """A linear N1 whose rate is too large for the ρ to come grows without bound; halved rates do not."""
     cfg = dataclasses.replace(
@@ -127,7 +146,52 @@ def test_rewind_recovers_from_an_abrupt_rho(tmp_path: Path) -> None:
     assert rows == list(range(1, 13))
     found = checkpoint.latest(tmp_path / "rewind" / "checkpoints")
     assert found is not None
-    assert found[1]["rate_scale"] == 0.5 ** len(said)
+    assert found[1]["rate_scale"] == summary["rate_scale"] == 0.5 ** len(said)
+    assert found[1]["rewinds"] == len(said)
+
+
+def test_each_rewind_goes_further_back_and_a_resumed_run_goes_on_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three divergences in one epoch: again, from one before it, from two. A resume grants no five more."""
+    begun: list[int] = []
+    real_begin, real_end = Run.begin_epoch, Run.end_epoch
+
+    def begin(self: Run) -> None:
+        begun.append(self.epoch)
+        real_begin(self)
+
+    def end(self: Run) -> dict[str, Any]:
+        if self.epoch == 5 and self.rate_scale > 0.2:
+            raise DivergedError("inf", self)
+        return real_end(self)
+
+    monkeypatch.setattr(Run, "begin_epoch", begin)
+    monkeypatch.setattr(Run, "end_epoch", end)
+    cfg = dataclasses.replace(SMALL, epochs=7, on_nonfinite="rewind")
+    with pytest.warns(session.DivergenceWarning):
+        session.train(cfg, tmp_path / "run", quiet=True)
+    assert begun == [0, 1, 2, 3, 4, 5, 5, 4, 5, 3, 4, 5, 6]
+
+    def lost(self: Run) -> dict[str, Any]:
+        raise DivergedError("inf", self)
+
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.rmtree(
+        tmp_path / "run" / "checkpoints" / "epoch-000007"
+    )  # an epoch from the end, three rewinds spent
+    monkeypatch.setattr(Run, "end_epoch", lost)
+    with pytest.warns(session.DivergenceWarning) as record, pytest.raises(DivergedError):
+        session.resume(tmp_path / "run", quiet=True)
+    assert sum("Going back" in str(warning.message) for warning in record) == 2
+
+
+def test_a_loaded_state_brings_its_learning_rates() -> None:
+    one, other = Run(SMALL, load("digits")), Run(SMALL, load("digits"))
+    one.slow_down(0.5)
+    other.load_state(one.state())
+    assert other.rates == one.rates
+    assert torch.equal(other.step.rates, one.step.rates)
 
 
 def test_rewinding_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

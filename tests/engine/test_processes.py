@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
 from protoseam.engine import session
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig, to_dict
+from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, to_dict
 from protoseam.engine.rundir import RunDirectory
+from protoseam.experiments.study import run_study
+from protoseam.experiments.sweep import run_sweep
 
 CONFIG = RunConfig(
     data="digits",
@@ -99,17 +102,106 @@ assert torch.equal(*others), "the processes drifted apart"
 """
 
 
-def test_processes_decide_alike_whether_a_step_counts(tmp_path: Path) -> None:
-    script = tmp_path / "unequal.py"
-    script.write_text(UNEQUAL)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-    ]
+MOMENTS = """
+import torch
+from torch import nn
+import protoseam as ps
+from protoseam import models
+from protoseam.core import class_moments
+from protoseam.data.loading import load
+from protoseam.engine import objectives
+from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.distributed import join
+from protoseam.engine.trainer import Run
+from protoseam.seam.processes import all_reduce
+
+processes = join(torch.device("cpu"))
+objectives._covariance = lambda lift: ps.RunningCovariance(1e-3, window=10**6, mean_window=10**6)
+models.build = lambda *_, **__: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+config = RunConfig(model="mlp", variant="protoseam", epochs=1, augment="none", device="cpu", batch_size=64,
+                   optim=OptimConfig(lr=1e-9, warmup_epochs=0), lift=LiftConfig(dim=4, covariance="running"))
+run = Run(config, load("digits"), processes)
+run.objective.net.n1[2].eval()  # embeddings that do not change, to compare the moments with
+run.data.load_epoch(0)
+run.objective.begin(run._sweep)
+for step in range(run.data.steps):
+    rows = slice(step * run.data.local_batch, (step + 1) * run.data.local_batch)
+    run.step.objective(run.data.x[rows], run.data.y[rows], run.generator)
+net, seen = run.objective.net, run.data.steps * run.data.local_batch
+net.refresh()
+found = (net.covariance.factors @ net.covariance.factors.mT).double()
+with torch.no_grad():
+    z = net.embed(run.data.x[:seen])
+expected = class_moments(z, run.data.y[:seen], 10, reduce=all_reduce())[2]
+error = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+assert error.max() < 0.01, f"a process's samples are lost: {error.tolist()}"
+
+net.n1[2].running_mean += processes.rank  # as after a step, in which each has averaged its own
+run.begin_epoch()
+for _ in range(run.data.steps):
+    run.step.run()
+row = run.end_epoch()
+means = [torch.empty(16) for _ in range(2)]
+torch.distributed.all_gather(means, net.n1[2].running_mean)
+assert torch.equal(*means), "validated two networks"
+"""
+
+
+BUDGETS = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.distributed import join
+from protoseam.engine.session import Interrupted, train
+
+folder = Path(sys.argv[1])
+processes = join(torch.device("cpu"))
+config = RunConfig(data=str(folder / "few.npz"), model="mlp", variant="protoseam", epochs=2, augment="none",
+                   device="cpu", batch_size=8, checkpoint_every=5, lift=LiftConfig(dim=2, clean_pass=True),
+                   optim=OptimConfig(lr=1e-3))
+train(config, folder / "clean", quiet=True)  # fewer samples than one process's share of a batch of them
+try:
+    train(config, folder / "cut", quiet=True, budget_seconds=1e-9 if processes.rank == 1 else 1e9)
+except Interrupted:
+    sys.exit()
+raise AssertionError("not stopped together")
+"""
+
+
+def run_script(text: str, folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(script), str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_processes_decide_alike_whether_a_step_counts(tmp_path: Path) -> None:
+    run_script(UNEQUAL, tmp_path)
+
+
+def test_every_processes_samples_are_in_the_moments_and_all_validate_one_network(tmp_path: Path) -> None:
+    run_script(MOMENTS, tmp_path)
+
+
+def test_processes_stop_together_and_share_few_samples(tmp_path: Path) -> None:
+    """A budget that is spent for one is spent for all, or the others would wait for it in vain."""
+    rng, y = np.random.default_rng(0), np.arange(200) % 4
+    x = (3 * rng.normal(size=(4, 5))[y] + rng.normal(size=(200, 5))).astype(np.float32)
+    np.savez(tmp_path / "few.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    run_script(BUDGETS, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["study", "sweep"])
+def test_torchrun_is_refused_where_each_process_would_train_another_run(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ConfigError, match=f"a {what} was started by torchrun as one of 2 .*several times instead"
+    ):
+        run_study([("run", CONFIG)], tmp_path) if what == "study" else run_sweep([])

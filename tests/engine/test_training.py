@@ -19,6 +19,7 @@ from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import session
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
+from protoseam.engine.distributed import Processes
 from protoseam.engine.evaluate import evaluate, load_deployed
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundir import RunDirectory, RunLockedError
@@ -212,6 +213,26 @@ def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:
     kept = json.loads(path.read_text())
     assert kept["torch"] == "1.0.0"
     assert [where["torch"] for where in kept["resumed"]] == [torch.__version__]
+
+
+def test_metrics_that_cannot_be_read_are_named_on_resume(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    session.train(SMALL, out, quiet=True)
+    (out / "summary.json").unlink()
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    (out / "metrics.jsonl").write_text("\n".join([lines[0], "", *lines[2:]]) + "\n")
+    with pytest.warns(session.ResumeWarning, match=f"of {SMALL.epochs} epochs only the first 1 can be read"):
+        session.resume(out, quiet=True)
+
+
+def test_samples_and_dropout_have_streams_of_their_own() -> None:
+    """And each process its own."""
+    run = Run(SMALL, load("digits"))
+    run._seed(3)
+    alone = run.generator.initial_seed(), torch.initial_seed()
+    run.processes = Processes(rank=1, world=2)
+    run._seed(3)
+    assert len({*alone, run.generator.initial_seed(), torch.initial_seed()}) == 4
 
 
 def test_a_run_on_the_cpu_does_not_name_the_gpu_beside_it(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from small_sweep import BASE, TWO_RATES, command, rows
@@ -13,6 +14,9 @@ from small_sweep import BASE, TWO_RATES, command, rows
 from protoseam.cli.main import main
 from protoseam.engine import session
 from protoseam.engine.config import ConfigError, RunConfig
+from protoseam.engine.session import DivergenceWarning
+from protoseam.engine.trainer import DivergedError, Run
+from protoseam.errors import DataWarning
 from protoseam.experiments import paper
 from protoseam.experiments.space import Choice, Range, grid, parse_space
 
@@ -162,6 +166,34 @@ def test_a_trial_that_diverges_is_said_to_and_spoils_no_other(
     assert command(tmp_path / "alone", "--variant=baseline", "--space", "optim.lr=choice:0.05,0.02") == 0
     for row, alone in zip(table, rows(tmp_path / "alone" / "baseline"), strict=False):
         assert row["validation accuracy, %"] == alone["validation accuracy, %"]
+
+
+def test_a_trial_that_went_on_with_another_rate_does_not_count_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = Run.end_epoch
+
+    def end(self: Run) -> dict[str, Any]:
+        if self.config.optim.lr == 0.05 and self.rate_scale == 1:
+            raise DivergedError("inf", self)
+        return original(self)
+
+    monkeypatch.setattr(Run, "end_epoch", end)
+    words = ["--variant=baseline", "--on_nonfinite=rewind", "--space", "optim.lr=choice:0.05,0.02"]
+    with pytest.warns(DivergenceWarning):
+        assert command(tmp_path / "s", *words) == 0
+    assert "diverged, and went on with learning rates times 0.5" in capsys.readouterr().out
+    assert [row["validation accuracy, %"] for row in rows(tmp_path / "s" / "baseline")][1] == "diverged"
+
+
+def test_samples_too_few_to_hold_any_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng, y = np.random.default_rng(0), np.arange(24) % 6
+    x = rng.normal(size=(24, 5)).astype(np.float32)
+    np.savez(tmp_path / "few.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = ["--variant=baseline", f"--data={tmp_path / 'few.npz'}", "--space", "optim.lr=choice:0.05"]
+    with pytest.warns(DataWarning, match="rounds to no sample"):
+        assert command(tmp_path / "s", *words) == 1
+    assert "validation=0.1 holds none of these few samples out" in capsys.readouterr().err
 
 
 def test_the_best_has_the_first_of_the_tuning_seeds(tmp_path: Path) -> None:

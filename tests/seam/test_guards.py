@@ -191,6 +191,18 @@ def test_a_formula_typed_from_the_paper() -> None:
         net.set_progress(2, 5)
 
 
+def test_a_last_batch_of_one_before_a_fresh_normalisation() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    x, y = DATA[0]
+    net = ps.lift(model, dim=2)
+    net.initialize([(x[:-1], y[:-1]), (x[-1:], y[-1:])])
+    assert int(net.class_count.sum()) == len(y)
+    whole = ps.lift(model, dim=2)
+    whole.load_state_dict(net.state_dict() | {"ready": torch.tensor(False)})
+    whole.initialize([(x, y)])
+    torch.testing.assert_close(net.prototypes, whole.prototypes, rtol=0.3, atol=0.1)
+
+
 def test_batches_of_one_class_before_a_fresh_normalisation() -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
     x, y = (torch.cat(part) for part in zip(*DATA, strict=True))

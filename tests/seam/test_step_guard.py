@@ -156,6 +156,17 @@ def test_prototypes_in_every_fourth_step() -> None:
     net.set_progress(1, 4)
 
 
+def test_prototypes_that_have_moved_may_stand_still_at_the_end_of_a_schedule() -> None:
+    """Steps can become too small for a few numbers to change while others still do."""
+    net = lifted()
+    net.set_progress(0, 3)
+    steps(net, [sgd(net)], 4)
+    net.set_progress(1, 3)
+    still = torch.optim.SGD(net.param_groups(lr=0.01, prototype_lr=0.0), fused=True)
+    steps(net, [still], 4)
+    net.set_progress(2, 3)
+
+
 def test_frozen_prototypes() -> None:
     net = lifted()
     net.prototypes.requires_grad_(False)

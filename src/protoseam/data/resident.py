@@ -9,6 +9,7 @@ Legend: N samples, B batch, S steps an epoch.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from protoseam.data.augment import Augmentation, augment, normalise
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.split import channel_statistics, stratified_split
-from protoseam.errors import DataError
+from protoseam.errors import DataError, DataWarning
 
 __all__ = ["Resident", "epoch_seed"]
 
@@ -72,6 +73,13 @@ class Resident:
         self.rank, self.world = rank, world
 
         train, held = stratified_split(dataset.train_labels, validation, seed)
+        if validation and not len(held):
+            warnings.warn(
+                f"validation={validation:g} of each class of {dataset.name} rounds to no sample: there is no "
+                "validation accuracy. Raise it, or set it to 0",
+                DataWarning,
+                stacklevel=2,
+            )
         mean, std = channel_statistics(dataset.train_images, train)
         self.mean = torch.tensor(mean, dtype=torch.float32, device=self.device)
         # a constant channel (the border pixels of flat digits) carries nothing: leave it at zero
@@ -173,8 +181,7 @@ class Resident:
     def clean(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's training samples as evaluation sees them: no augmentation, a fixed order without classes."""
         order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed)).to(self.device)
-        for lo in range(self.rank * _EVALUATION_BATCH, self.size, self.world * _EVALUATION_BATCH):
-            rows = order[lo : lo + _EVALUATION_BATCH]
+        for rows in order[self.rank :: self.world].split(_EVALUATION_BATCH):
             yield self._normalised(self.images[rows]), self.labels[rows]
 
     def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -142,8 +142,8 @@ class RunConfig:
         for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+        if not 0 <= self.seed < 2**32:  # one word of entropy; two could be another seed's and an epoch
+            raise ConfigError(f"seed must be at least 0 and below 2**32, got {self.seed}")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is a fraction in [0, 1), got {self.validation}")
         if self.audit_every < 0 or (self.audit_every and not self.validation):

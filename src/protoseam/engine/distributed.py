@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from protoseam.engine.config import ConfigError
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["LostProcessError", "Processes", "join", "naming_lost_processes", "restarted"]
+__all__ = ["LostProcessError", "Processes", "join", "naming_lost_processes", "refuse_torchrun", "restarted"]
 
 
 class LostProcessError(ProtoSeamError, RuntimeError):
@@ -47,6 +48,18 @@ class Processes:
             t /= self.world
         return t
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so for one of them: what all must decide alike."""
+        return float(self.mean(torch.tensor(float(flag), device=self.device))) > 0
+
+    @torch.no_grad()
+    def share_buffers(self, module: nn.Module) -> None:
+        """Give all the first one's buffers, where each has averaged its own; DDP does it before a forward only."""
+        own = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        for name, buffer in module.named_buffers():
+            if self.world > 1 and name not in own and buffer.is_floating_point():
+                dist.broadcast(buffer, 0)
+
     def agree(self, number: int, what: str) -> None:
         """Refuse to go on where the processes see different files."""
         mean = float(self.mean(torch.tensor(float(number), device=self.device)))
@@ -68,6 +81,16 @@ def join(device: torch.device) -> Processes:
         _initialise("nccl" if device.type == "cuda" else "gloo")
         atexit.register(_let_go)
     return Processes(dist.get_rank(), dist.get_world_size(), device)
+
+
+def refuse_torchrun(what: str) -> None:
+    """For what trains a run of its own in each process: DDP would average the gradients of different runs."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if int(world) > 1:
+        raise ConfigError(
+            f"{what} was started by torchrun as one of {world} processes, which would train one run together, and "
+            f"{what} gives each its own. Start the command several times instead: its workers share the work"
+        )
 
 
 def _let_go() -> None:

@@ -10,10 +10,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from protoseam import models
-from protoseam.data.loading import load
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError
 from protoseam.engine.objectives import build_objective
+from protoseam.engine.rundata import load_again
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.trainer import resolve_device
 
@@ -29,8 +29,9 @@ def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
         raise ConfigError(
             f"{path} has no model.safetensors: the run is not finished (protoseam train --resume {path})"
         )
-    dataset = load(config.data, Path(config.data_root) if config.data_root else None)
-    data = Resident(dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation)
+    data = Resident(
+        load_again(path, config), seed=config.seed, batch_size=config.batch_size, validation=config.validation
+    )
     model = models.build(config.model, data.num_classes, data.sample_shape, **config.model_options)
     plain = build_objective(config, model, data.num_classes).deploy()
     try:

@@ -100,6 +100,11 @@ class Lifting(AbstractObjective):
         super().__init__()
         self.net = net
         net.check_finite = False  # the step looks at losses and gradients itself
+        net.check_steps = False  # and its optimizer has the prototypes
+        # DDP asks the module it wraps alone
+        self._ddp_params_and_buffers_to_ignore = [
+            f"net.{name}" for name in net._ddp_params_and_buffers_to_ignore
+        ]
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))

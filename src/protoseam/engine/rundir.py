@@ -1,7 +1,8 @@
 """A run's directory: its lock, config, environment, metrics and results.
 
-``config.yaml`` (resolved), ``env.json``, ``metrics.jsonl`` (a line an epoch), ``checkpoints/``, ``summary.json``
-(test accuracy, once, at the end) and ``model.safetensors`` (the plain deployed weights).
+``config.yaml`` (resolved), ``env.json``, ``data.json`` (what it trains on), ``metrics.jsonl`` (a line an epoch),
+``checkpoints/``, ``summary.json`` (test accuracy, once, at the end) and ``model.safetensors`` (the plain deployed
+weights).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from protoseam.errors import ProtoSeamError
 __all__ = ["RunDirectory", "RunLockedError", "environment"]
 
 
-_WRITTEN = {"config.yaml", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
+_WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
 
 
 class RunLockedError(ProtoSeamError, RuntimeError):
@@ -158,7 +159,7 @@ class RunDirectory:
 
     def withdraw(self) -> None:
         """Undo :meth:`start`: what failed before it began is no run, and the same command may be tried again."""
-        for name in ("config.yaml", "env.json"):
+        for name in ("config.yaml", "data.json", "env.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def remove(self) -> None:
@@ -184,6 +185,8 @@ class RunDirectory:
     def append_metrics(self, row: dict[str, Any]) -> None:
         with explain_os_error("metrics", self.path), (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # as a checkpoint is: what follows from them must not outlive them
 
     def read_metrics(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"

@@ -22,6 +22,7 @@ from protoseam.engine.distributed import Processes, join, naming_lost_processes,
 from protoseam.engine.embeddings import embeddings
 from protoseam.engine.log import Progress
 from protoseam.engine.pack import run_epoch_together
+from protoseam.engine.rundata import RunData
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.trainer import DivergedError, Run, resolve_device
 from protoseam.errors import ProtoSeamError
@@ -128,11 +129,16 @@ class _Session:
         if self.finished:
             return
         try:
+            remembered = RunData.read(out) if resuming and exists else None
             key = config.data, config.data_root
             if key not in datasets:
-                data = load(config.data, Path(config.data_root) if config.data_root else None)
+                root = Path(config.data_root) if config.data_root else None
+                data = remembered.find(config) if remembered else load(config.data, root)
                 datasets[key] = data if test else data.without_test()
+            self.changed = remembered.check(out, datasets[key]) if remembered else []
             self.run = Run(config, datasets[key], processes)
+            if self.writes and remembered is None:
+                RunData.of(config, datasets[key], self.run.data).write(out)
         except Exception:
             if self.writes and not (resuming and exists):
                 self.directory.withdraw()
@@ -149,7 +155,8 @@ class _Session:
 
     def _remember(self) -> None:
         """Keep the state after this epoch; the first and several of the last where divergence is to be undone."""
-        state = self.run.state()  # an interruption may come at any moment: replace the list in one go
+        # an interruption may come at any moment: replace the list in one go
+        state = {**self.run.state(), "rewinds": self.rewinds}
         earlier = self.states if self.config.on_nonfinite == "rewind" else []
         self.states = [*earlier[:1], *earlier[1:][-_MOST_REWINDS:], state]
 
@@ -162,7 +169,7 @@ class _Session:
         del self.states[max(1, len(self.states) - (self.rewinds - 1)) :]
         self.run.load_state(self.last_state)
         self.run.slow_down(0.5 * scale / self.run.rate_scale)
-        self.last_state["rate_scale"] = self.run.rate_scale
+        self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
         self.history = self.history[: self.run.epoch]
         if self.writes:
             # a kill from here on must not bring the abandoned way back, nor the old rates
@@ -184,6 +191,13 @@ class _Session:
                 ResumeWarning,
                 stacklevel=2,
             )
+        if self.changed and self.writes:
+            warnings.warn(
+                f"the data has changed since this run was started: {'; '.join(self.changed)}. It goes on with what "
+                "there is now",
+                ResumeWarning,
+                stacklevel=2,
+            )
         found = checkpoint.latest(self.directory.checkpoints, self.run.device)
         if found is not None:
             try:
@@ -193,8 +207,15 @@ class _Session:
                     f"the checkpoint of epoch {found[0]} in {self.out} does not fit its config.yaml "
                     f"({str(error).splitlines()[0]}): restore the one it was saved with, or start again"
                 ) from error
-            self.saved = found[0]
+            self.saved, self.rewinds = found[0], int(found[1].get("rewinds", 0))
         self.history = [row for row in self.directory.read_metrics() if row["epoch"] <= self.run.epoch]
+        if len(self.history) < self.run.epoch and self.writes:
+            warnings.warn(
+                f"{self.out / 'metrics.jsonl'} is damaged: of {self.run.epoch} epochs only the first "
+                f"{len(self.history)} can be read. Training goes on, the lines after them are lost",
+                ResumeWarning,
+                stacklevel=2,
+            )
         if self.writes:
             self.directory.rewind_metrics(self.run.epoch)
 
@@ -228,6 +249,9 @@ class _Session:
             "epochs": self.run.epoch,
             "seconds": self.run.seconds,
             "parameters": sum(p.numel() for p in deployed.parameters()),
+            **(
+                {"rate_scale": self.run.rate_scale} if self.run.rate_scale != 1 else {}
+            ),  # the config says another
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
@@ -255,7 +279,9 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
         try:
             while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
                 begun = time.monotonic()
-                if budget_seconds is not None and begun - started + 2 * fastest > budget_seconds:
+                if budget_seconds is not None and sessions[0].processes.any(
+                    begun - started + 2 * fastest > budget_seconds
+                ):
                     raise Interrupted(_save_all(active, f"the budget of {budget_seconds:.0f} s is spent"))
                 try:
                     rows = run_epoch_together([s.run for s in active])

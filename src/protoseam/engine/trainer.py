@@ -48,6 +48,7 @@ def resolve_device(name: str) -> torch.device:
 # Weights this many times their size at the start mean nothing any more; sound training stays below 10.
 _LOST = 100.0
 _MANY_CLASSES = 1000
+_DROPOUT = 2**16  # where its seeds begin: above those of the processes' samples
 _REMEDY = "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or set on_nonfinite to rewind"
 
 
@@ -147,6 +148,7 @@ class Run:
                 f"{self.epoch + 1}: training has diverged, though every number is still finite. {self._remedy()}",
                 self,
             )
+        self.processes.share_buffers(self.objective)
         self.objective.end_epoch(self._sweep)
         sums = self.processes.mean(self.step.sums / (self.data.steps - skipped)).tolist()
         terms = dict(zip(self.objective.terms, sums, strict=True))
@@ -281,9 +283,9 @@ class Run:
 
     def _seed(self, epoch: int) -> None:
         """Samples and dropout of an epoch depend on (seed, epoch) alone, so a resumed run draws the same."""
-        seed = epoch_seed(self.config.seed, epoch, purpose=1 + self.processes.rank)
-        self.generator.manual_seed(seed)
-        torch.manual_seed(seed)
+        samples, dropout = 1 + self.processes.rank, _DROPOUT + self.processes.rank
+        self.generator.manual_seed(epoch_seed(self.config.seed, epoch, purpose=samples))
+        torch.manual_seed(epoch_seed(self.config.seed, epoch, purpose=dropout))
 
     def _rho(self) -> float | None:
         net = getattr(self.objective, "net", None)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from protoseam import models
 from protoseam.core.covariance import class_moments
-from protoseam.data.loading import load
 from protoseam.data.resident import Resident
 from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, RunConfig
 from protoseam.engine.objectives import Lifting, build_objective
+from protoseam.engine.rundata import load_again
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.trainer import resolve_device
 from protoseam.theory import (
@@ -124,9 +124,12 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
             f"every {config.checkpoint_every} epochs and at the end: protoseam train --resume {path}"
         )
     epoch, state = found
-    dataset = load(config.data, Path(config.data_root) if config.data_root else None)
     data = Resident(
-        dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation, device=device
+        load_again(path, config),
+        seed=config.seed,
+        batch_size=config.batch_size,
+        validation=config.validation,
+        device=device,
     )
     model = models.build(config.model, data.num_classes, data.sample_shape, **config.model_options)
     objective = build_objective(config, model, data.num_classes)

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.engine.config import ConfigError, RunConfig, unlike
+from protoseam.engine.distributed import refuse_torchrun
 from protoseam.engine.files import read_json, write_json
 from protoseam.engine.rundir import RunDirectory, RunLockedError
 from protoseam.engine.session import Interrupted, train_packed
 from protoseam.engine.trainer import DivergedError
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.guards import SeamError
 
 __all__ = [
     "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
@@ -61,6 +63,7 @@ def run_study(
     that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end,
     or a line on stderr if the end is not reached.
     """
+    refuse_torchrun("a study")
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     folder.mkdir(parents=True, exist_ok=True)
     waiting = False
@@ -168,7 +171,7 @@ def _train(
     try:
         train_packed(runs, quiet=quiet, budget_seconds=left, held=[directory for *_, directory in claimed])
         yield claimed
-    except DivergedError as error:
+    except (DivergedError, SeamError) as error:
         if len(claimed) == 1:
             failed[claimed[0][0]] = str(error)
             return

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protoseam.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.engine.distributed import refuse_torchrun
 from protoseam.engine.rundir import RunDirectory, RunLockedError
 from protoseam.engine.session import Interrupted, train_packed
 from protoseam.engine.trainer import DivergedError
 from protoseam.experiments import study
 from protoseam.experiments.space import Space, apply, describe, grid, suggest
 from protoseam.experiments.sweep_queue import Queue, heartbeats, open_queue
+from protoseam.seam.guards import SeamError
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -84,6 +86,7 @@ def run_sweep(
 
     ``say(search, slot, row)`` hears of each trial this worker has finished.
     """
+    refuse_torchrun("a sweep")
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     while waiting := [(s, slot, t) for s in searches for slot, t in s.queue.refill().items()]:
         if deadline is not None and time.monotonic() >= deadline:
@@ -194,7 +197,7 @@ def _train(claims: list[_Claim], deadline: float | None, quiet: bool) -> list[st
             budget_seconds=None if deadline is None else deadline - time.monotonic(),
             test=False,
         )
-    except DivergedError as error:
+    except (DivergedError, SeamError) as error:
         if len(claims) == 1:
             return [str(error).partition("\n")[0]]
         # one of them has stopped them all: each alone, from where it was saved
@@ -204,15 +207,23 @@ def _train(claims: list[_Claim], deadline: float | None, quiet: bool) -> list[st
 
 def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
     """Keep the results, tell the value, and only then let go of the directories."""
-    search = claim.search
+    search, value = claim.search, None
+    notes: dict[str, Any] = {"diverged": diverged}
     if diverged is None:
         pairs = zip(claim.names(), claim.runs, strict=True)
         rows = [study.write_row(search.folder, name, directory) for name, (_, directory) in pairs]
         accuracies = [row["validation_accuracy"] for row in rows]
-        value = sum(accuracies) / len(accuracies)
-        notes = {"accuracies": accuracies, "seconds": sum(row["seconds"] for row in rows)}
-    else:
-        value, notes = None, {"diverged": diverged}
+        slowed = [row["rate_scale"] for row in rows if "rate_scale" in row]
+        if None in accuracies:
+            raise ConfigError(
+                f"validation={search.base.validation:g} holds none of these few samples out, and a sweep goes by "
+                "validation accuracy: raise it"
+            )
+        if slowed:  # another learning rate's accuracy is not this one's
+            notes = {"diverged": f"diverged, and went on with learning rates times {min(slowed):g}"}
+        else:
+            value = sum(accuracies) / len(accuracies)
+            notes = {"accuracies": accuracies, "seconds": sum(row["seconds"] for row in rows)}
     counted = search.queue.tell(claim.trial, value, **notes)
     for _, directory in claim.runs:
         study.forget(search.folder, directory)

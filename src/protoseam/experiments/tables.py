@@ -145,8 +145,11 @@ def hyperparameters(runs: Runs, scope: Scope) -> Table:
         for model in scope.models:
             for variant in scope.variants:
                 names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
-                optims = [runs[name]["config"]["optim"] for name in names if name in runs]
-                used = [_values(o[key] for o in optims) for key in ("lr", "weight_decay")]
+                found = [runs[name] for name in names if name in runs]
+                used = [
+                    _values(run["config"]["optim"]["lr"] * run.get("rate_scale", 1.0) for run in found),
+                    _values(run["config"]["optim"]["weight_decay"] for run in found),
+                ]
                 tuned = paper.TUNED.get((data, network(model), variant))
                 if tuned is not None:
                     stated = [f"{value:g}" for value in tuned]

@@ -222,6 +222,7 @@ class StepGuard:
         self.suspected: Tensor | None = None
         self.snapshot: tuple[Tensor, Tensor] | None = None
         self.steps = 0  # since the last look between epochs
+        self.moved = False  # the prototypes, in any epoch so far
 
     def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
         """Called before each objective in training."""
@@ -254,6 +255,7 @@ class StepGuard:
         if before is None or before[0].device != prototypes.device:
             return
         if not torch.equal(before[0], prototypes):
+            self.moved = True
             return
         if torch.equal(before[1], other):
             if steps >= _PATIENCE:
@@ -264,6 +266,8 @@ class StepGuard:
                     SeamWarning,
                     stacklevel=4,
                 )
+            return
+        if self.moved:  # at the end of a schedule steps are too small for a few numbers to change
             return
         why = "their learning rate is 0 or they are in no optimizer"
         if not steps:

@@ -365,11 +365,13 @@ class Lifted(nn.Module):
         check_labels(y_B, self.num_classes, values=self._device.type == "cpu")
         if not len(z_BK):
             raise ValueError("the batch is empty, and the consensus term is a mean over it: leave it out")
-        if self.training and torch.is_grad_enabled():
+        if self.check_steps and self.training and torch.is_grad_enabled():
             self._guard.step(self.prototypes, self._witness())
 
-    # A training engine that handles non-finite steps itself switches the seam's own check of them off.
+    # A training engine that looks after non-finite steps, or has the prototypes in its optimizer for sure, switches the
+    # seam's own checks of them off.
     check_finite: bool = True
+    check_steps: bool = True
 
     def _after_step(self, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         if not self.check_finite:
@@ -380,7 +382,8 @@ class Lifted(nn.Module):
             self._last_terms = terms.total.detach()
 
     def _between_epochs(self) -> None:
-        self._guard.epoch(self.prototypes, self._witness())
+        if self.check_steps:
+            self._guard.epoch(self.prototypes, self._witness())
         if self._last_terms is not None and not bool(torch.isfinite(self._last_terms)):
             raise SeamError(
                 "the objective is not finite: training has diverged. Lower the learning rate, clip gradients, or let "

@@ -44,6 +44,7 @@ def collect_embeddings(
     zs: list[Tensor] = []
     ys: list[Tensor] = []
     size = 0
+    before: Any = None
     shape: torch.Size | None = None
     with as_deployed(module) as fresh, torch.no_grad():
         for batch in loader:
@@ -52,8 +53,11 @@ def collect_embeddings(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
             x, y = _moved(batch[0], device), torch.as_tensor(batch[1]).to(device, non_blocking=True)
+            # a normalisation without statistics cannot take them from one sample: it goes with the batch before
+            joined = fresh and isinstance(x, Tensor) and len(x) == 1 and isinstance(before, Tensor)
             try:
-                z = at_least_float32(embed(x))
+                z = at_least_float32(embed(torch.cat([before, x]) if joined else x))
+                z = z[-1:] if joined else z
             except RuntimeError as error:
                 if shape is None or not isinstance(x, Tensor) or shape == x.shape[1:]:
                     raise
@@ -61,7 +65,7 @@ def collect_embeddings(
                     f"{what}: the network took inputs of shape {tuple(shape)} but fails on {tuple(x.shape[1:])}: "
                     f"bring all of them to one size ({error})"
                 ) from error
-            shape = x.shape[1:] if isinstance(x, Tensor) else None
+            before, shape = x, x.shape[1:] if isinstance(x, Tensor) else None
             size += z.nbytes
             if size > _DEVICE_BYTES and device.type != "cpu":
                 z, y = z.cpu(), y.cpu()

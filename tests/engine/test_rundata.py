@@ -1,0 +1,120 @@
+"""A run knows its data again: wherever it is asked from, and when it is no longer the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.evaluate import evaluate
+from protoseam.engine.files import StorageError
+from protoseam.engine.session import Interrupted, ResumeWarning, resume, train
+from protoseam.errors import DataWarning
+
+CONFIG = RunConfig(
+    data="blobs.npz",
+    model="mlp",
+    model_options={"hidden": [8]},
+    epochs=2,
+    batch_size=16,
+    augment="none",
+    variant="baseline",
+    optim=OptimConfig(lr=0.02, warmup_epochs=1),
+    lift=LiftConfig(dim=2),
+    device="cpu",
+)
+
+
+def blobs(
+    path: Path, *, seed: int = 0, classes: tuple[str, ...] = ("a", "b"), width: int = 4, n: int = 60
+) -> None:
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % len(classes)
+    x = rng.normal(y[:, None], 1, (n, width)).astype(np.float32)
+    half = len(y) // 2
+    np.savez(path, x_train=x[:half], y_train=y[:half], x_test=x[half:], y_test=y[half:], classes=classes)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    blobs(tmp_path / "blobs.npz")
+    return tmp_path
+
+
+def test_a_run_finds_its_data_from_another_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may even be other data of that name."""
+    expected = train(CONFIG, here / "run", quiet=True)["test_accuracy"]
+    other = here / "elsewhere"
+    other.mkdir()
+    blobs(other / "blobs.npz", seed=1, n=80)
+    monkeypatch.chdir(other)
+    found = evaluate(here / "run")
+    assert (found["accuracy"], found["samples"]) == (expected, 30)
+    shutil.move(here / "blobs.npz", here / "moved.npz")  # gone: what the config says, from here
+    with pytest.warns(
+        DataWarning, match="its training samples were 30 and are 40; its testing samples were 30"
+    ):
+        assert evaluate(here / "run")["samples"] == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": ("a", "b", "c")}, "it had 2 classes and has 3"),
+        ({"classes": ("a", "zz")}, "class 1 was 'b' and is 'zz'"),
+        ({"width": 5}, r"samples had shape \(4,\) and have \(5,\)"),
+    ],
+)
+def test_data_the_network_was_not_made_for_is_refused(
+    here: Path, change: dict[str, object], words: str
+) -> None:
+    train(CONFIG, here / "run", quiet=True)
+    blobs(here / "blobs.npz", **change)  # type: ignore[arg-type]
+    refused = pytest.raises(
+        ConfigError, match=rf"is another by now \({words}\): bring back what it was trained on"
+    )
+    with refused:
+        evaluate(here / "run")
+    (here / "run" / "summary.json").unlink()
+    with refused:
+        resume(here / "run", quiet=True)
+
+
+def test_samples_that_changed_are_named(here: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(CONFIG, here / "run", quiet=True, budget_seconds=1e-9)
+    blobs(here / "blobs.npz", seed=1)
+    with pytest.warns(
+        ResumeWarning, match="its training samples are not the same; its testing samples are not"
+    ):
+        resume(here / "run", quiet=True)
+
+
+def test_a_run_of_an_earlier_version_is_read_as_before(here: Path) -> None:
+    accuracy = train(CONFIG, here / "run", quiet=True)["test_accuracy"]
+    (here / "run" / "data.json").unlink()
+    assert evaluate(here / "run")["accuracy"] == accuracy
+
+
+def test_a_name_stays_a_name(here: Path) -> None:
+    """Also where a folder is called like the data set."""
+    (here / "digits").mkdir()
+    train(dataclasses.replace(CONFIG, data="digits", epochs=1), here / "run", quiet=True)
+    written = json.loads((here / "run" / "data.json").read_text())
+    assert (written["path"], written["sample_shape"], written["train"][0]) == (None, [1, 8, 8], 1438)
+    assert 0.2 < written["mean"][0] < 0.4
+
+
+@pytest.mark.parametrize("damage", [{"path": ["x"]}, {"classes": "ab"}, {"train": None}])
+def test_a_damaged_record_is_named(here: Path, damage: dict[str, object]) -> None:
+    train(CONFIG, here / "run", quiet=True)
+    file = here / "run" / "data.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
+    with pytest.raises(StorageError, match=rf"data\.json has no usable {next(iter(damage))}: remove it"):
+        evaluate(here / "run")
