@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 
 from protoseam.cli.main import VERBS, main
 from protoseam.engine import session
+from protoseam.engine.config import RunConfig, from_dict, parse_yaml, to_yaml
 
 SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
 SMALL += ["--lift.rho_max=2", "--device=cpu", "--quiet=true"]
@@ -80,6 +82,28 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode == 141
+
+
+def test_numbers_in_a_config_file_may_have_an_exponent(tmp_path: Path) -> None:
+    """YAML 1.1 takes 1e-2 for a word. A word that looks like a number stays one when it is written and read again."""
+    assert parse_yaml(b"optim: {lr: 1e-2, momentum: 9E-1}") == {"optim": {"lr": 0.01, "momentum": 0.9}}
+    config = RunConfig(data="1e5")
+    assert from_dict(parse_yaml(to_yaml(config).encode())) == config
+    file = tmp_path / "c.yaml"
+    file.write_text("optim:\n  weight_decay: 1e-3\n")
+    assert main(["train", "--config", str(file), *SMALL, "--out", str(tmp_path / "run")]) == 0
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert written["optim"]["weight_decay"] == 0.001
+
+
+def test_a_command_that_is_suggested_can_be_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mein lauf"
+    assert main(["train", *SMALL, "--out", str(out)]) == 0
+    assert main(["train", *SMALL, "--out", str(out)]) == 1
+    suggested = capsys.readouterr().err.partition("Go on with it: ")[2].partition(";")[0]
+    assert main(shlex.split(suggested)[1:]) == 0
 
 
 def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
@@ -173,6 +197,8 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", "--config", "nope.yaml"], "--config nope.yaml: there is no such file"),
         (["train", "--pack", "0"], "--pack must be at least 1, got 0"),
         (["train", "--seeds", "[1,1]"], "--seeds [1, 1] has something twice"),
+        (["train", "--seeds", "a", "b"], "seeds must be whole numbers, as in --seeds 42 43, got a"),
+        (["train", "--data", ""], "data is empty: name a data set, or a path"),
         (["train", "--variants", "[baseline,foo]"], "there is no variant 'foo'"),
         (["train", "--optim.warmup_epochs", "-1"], "optim.warmup_epochs cannot be negative"),
         (["train", "--resume", "run", "--epochs", "9"], "leave out --epochs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,11 +227,11 @@ def _report(searches: list[Search], out: Path) -> bool:
             found = False
             print(f"\nno trial of {variant} came to its end: there is no best one")
             continue
-        print(f"\nbest: protoseam train --config {path}")
+        print(f"\nbest: protoseam train --config {shlex.quote(str(path))}")
         best = report.best_config(search, rows)
         own = "unlifted" in tuned or (out / "unlifted" / "trials.csv").exists()
         if variant == "baseline" and not own and best is not None:
             why = "Baseline's settings, as in the paper (rem:confound); sweep --tune-unlifted searches for its own"
             inherited = report.write_best(out / "unlifted", report.inherit(best, "unlifted"), why)
-            print(f"Unlifted inherits: protoseam train --config {inherited}")
+            print(f"Unlifted inherits: protoseam train --config {shlex.quote(str(inherited))}")
     return found

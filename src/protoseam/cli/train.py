@@ -32,6 +32,12 @@ _OWN = {
 }
 
 
+_LISTS = {
+    "seeds": "whole numbers, as in --seeds 42 43",
+    "variants": "names, as in --variants baseline protoseam",
+}
+
+
 class Parser(jsonargparse.ArgumentParser):
     """jsonargparse, with a suggestion for what was probably meant."""
 
@@ -42,7 +48,7 @@ class Parser(jsonargparse.ArgumentParser):
 def _suggest(message: str, parser: Parser) -> str:
     wrong = re.match(r'Parser key "([\w.]+)":', message)
     given = re.search(r"(?:Given|Got) value: (.*)", message)
-    wanted = described(wrong[1]) if wrong else None
+    wanted = (_LISTS.get(wrong[1]) or described(wrong[1])) if wrong else None
     if wrong and given and wanted:
         return f"{wrong[1]} must be {wanted}, got {given[1]:.100}"
     known = [action.dest for action in parser._actions]

@@ -6,6 +6,8 @@ Config stops at the engine: models, seams and loaders get numbers and tensors, n
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 import types
 import typing
 from collections.abc import Collection
@@ -16,7 +18,7 @@ from protoseam.errors import ProtoSeamError
 
 __all__ = [
     "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml",
-    "to_dict", "unlike",
+    "to_dict", "to_yaml", "unlike",
 ]  # fmt: skip
 
 _MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
@@ -142,6 +144,8 @@ class RunConfig:
         for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if not self.data:
+            raise ConfigError("data is empty: name a data set, or a path")
         if not 0 <= self.seed < 2**32:  # one word of entropy; two could be another seed's and an epoch
             raise ConfigError(f"seed must be at least 0 and below 2**32, got {self.seed}")
         if not 0 <= self.validation < 1:
@@ -186,6 +190,24 @@ def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) 
     return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
 
 
+@functools.cache
+def _dialect() -> tuple[Any, Any]:
+    """YAML's safe loader and dumper, for which 1e-3 is a number, as it is to everyone but YAML 1.1."""
+    import yaml
+
+    number = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+    kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
+    for kind in kinds:
+        kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))  # type: ignore[attr-defined]
+    return kinds
+
+
+def to_yaml(config: RunConfig) -> str:
+    import yaml
+
+    return str(yaml.dump(to_dict(config), Dumper=_dialect()[1], sort_keys=False))
+
+
 def parse_yaml(text: bytes) -> dict[str, Any]:
     """The settings in a YAML file: numbers, words, lists and tables. Tags cannot make objects of them.
 
@@ -200,7 +222,8 @@ def parse_yaml(text: bytes) -> dict[str, Any]:
                 f"it has {len(text):,} bytes; a file of settings has at most {_MOST_YAML_BYTES:,}"
             )
         depth = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        loader, _ = _dialect()
+        for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"*{event.anchor} is a YAML alias: write the value out in its place")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -208,7 +231,7 @@ def parse_yaml(text: bytes) -> dict[str, Any]:
                 raise ConfigError(
                     f"its lists and tables are more than {_MOST_YAML_DEPTH} deep: no setting is"
                 )
-        values = yaml.safe_load(text)
+        values = loader(text).get_single_data()
     except (
         yaml.YAMLError,
         ValueError,

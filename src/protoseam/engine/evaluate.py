@@ -14,7 +14,7 @@ from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.rundata import load_again
-from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.rundir import RunDirectory, go_on
 from protoseam.engine.trainer import resolve_device
 
 __all__ = ["evaluate", "load_deployed"]
@@ -26,9 +26,7 @@ def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
     config = directory.read_config()
     weights = path / "model.safetensors"
     if not weights.exists():
-        raise ConfigError(
-            f"{path} has no model.safetensors: the run is not finished (protoseam train --resume {path})"
-        )
+        raise ConfigError(f"{path} has no model.safetensors: the run is not finished ({go_on(path)})")
     data = Resident(
         load_again(path, config), seed=config.seed, batch_size=config.batch_size, validation=config.validation
     )

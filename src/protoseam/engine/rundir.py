@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,14 +22,13 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-import yaml
 
 from protoseam import __version__
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict, unlike
+from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml, unlike
 from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["RunDirectory", "RunLockedError", "environment"]
+__all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 
 
 _WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
@@ -36,6 +36,11 @@ _WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.js
 
 class RunLockedError(ProtoSeamError, RuntimeError):
     """Another process is training in this directory."""
+
+
+def go_on(path: Path) -> str:
+    """The command that does, to be copied."""
+    return f"protoseam train --resume {shlex.quote(str(path))}"
 
 
 class RunDirectory:
@@ -75,8 +80,7 @@ class RunDirectory:
             results = any((path / name).exists() for name in ("metrics.jsonl", "summary.json"))
             if (path / "config.yaml").exists() and (results or any(run.checkpoints.glob("*"))):
                 raise ConfigError(
-                    f"{path} already holds a run. Go on with it: protoseam train --resume {path}; or choose "
-                    "another --out"
+                    f"{path} already holds a run. Go on with it: {go_on(path)}; or choose another --out"
                 )
             run.start(config)
         return run
@@ -85,8 +89,9 @@ class RunDirectory:
         """Write down what is about to be run, and where."""
         with explain_os_error("the run", self.path, going_on=""):
             write_json(self.path / "env.json", environment(config.device))
-            text = yaml.safe_dump(to_dict(config), sort_keys=False)
-            write_atomically(self.path / "config.yaml", text.encode())  # last: with it the run exists
+            write_atomically(
+                self.path / "config.yaml", to_yaml(config).encode()
+            )  # last: with it the run exists
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -123,8 +128,8 @@ class RunDirectory:
         """Refuse to go on with a run under other settings than its own; where it runs is no part of them."""
         if found := unlike(self.read_config(), config):
             raise ConfigError(
-                f"{self.path} holds a run with other settings ({'; '.join(found)}). Go on with it as it is: protoseam "
-                f"train --resume {self.path}; or choose another --out"
+                f"{self.path} holds a run with other settings ({'; '.join(found)}). Go on with it as it is: "
+                f"{go_on(self.path)}; or choose another --out"
             )
 
     def _acquire(self) -> None:

@@ -23,7 +23,7 @@ from protoseam.engine.embeddings import embeddings
 from protoseam.engine.log import Progress
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundata import RunData
-from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.rundir import RunDirectory, go_on
 from protoseam.engine.trainer import DivergedError, Run, resolve_device
 from protoseam.errors import ProtoSeamError
 
@@ -327,7 +327,7 @@ def _given_up(diverged: _Session, sessions: list[_Session], divergence: Diverged
     kept = f"This one's state after epoch {epoch} is kept" if epoch else "Of this one no epoch was whole"
     message = (
         f"{whose}{divergence}. That makes another run: give it an --out of its own. {kept}, and "
-        f"protoseam train --resume {diverged.out} would come to the same step"
+        f"{go_on(diverged.out)} would come to the same step"
     )
     return f"{message}\n{_save_all(others, 'the others stopped, too')}" if others else message
 
@@ -354,7 +354,7 @@ def _save_all(sessions: list[_Session], why: str) -> str:
     for session in sessions:
         epoch = session.save()
         state = f"saved after epoch {epoch}" if epoch else "not one epoch was whole: from the beginning"
-        lines.append(f"  protoseam train --resume {session.out}   ({state})")
+        lines.append(f"  {go_on(session.out)}   ({state})")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, RunConfig
 from protoseam.engine.objectives import Lifting, build_objective
 from protoseam.engine.rundata import load_again
-from protoseam.engine.rundir import RunDirectory
+from protoseam.engine.rundir import RunDirectory, go_on
 from protoseam.engine.trainer import resolve_device
 from protoseam.theory import (
     CONFIDENCE,
@@ -121,7 +121,7 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
     if found is None:
         raise ConfigError(
             f"{path} has no checkpoint, and the prototypes and covariances are kept nowhere else. One is written "
-            f"every {config.checkpoint_every} epochs and at the end: protoseam train --resume {path}"
+            f"every {config.checkpoint_every} epochs and at the end: {go_on(path)}"
         )
     epoch, state = found
     data = Resident(

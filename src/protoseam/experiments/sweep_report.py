@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from protoseam.engine.config import RunConfig, Variant, to_dict
+from protoseam.engine.config import RunConfig, Variant, to_yaml
 from protoseam.engine.files import write_atomically
 from protoseam.experiments.space import apply
 from protoseam.experiments.sweep import Search
@@ -113,5 +111,5 @@ def write_report(search: Search, rows: Sequence[Row]) -> Path | None:
 def write_best(folder: Path, config: RunConfig, why: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "best.yaml"
-    write_atomically(path, f"# {why}\n{yaml.safe_dump(to_dict(config), sort_keys=False)}".encode())
+    write_atomically(path, f"# {why}\n{to_yaml(config)}".encode())
     return path

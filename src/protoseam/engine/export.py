@@ -1,0 +1,68 @@
+"""A finished run's network as one file that needs this library no more: normalisation, N1 and N2 by torch.export."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.data.resident import Resident
+from protoseam.engine.config import ConfigError
+from protoseam.engine.evaluate import load_deployed
+from protoseam.engine.files import explain_os_error
+
+__all__ = ["export"]
+
+SUFFIX = ".pt2"
+
+
+class _FromInputs(nn.Module):
+    """The network on inputs as a user has them: images from 0 to 1, or features as they are."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, data: Resident) -> None:
+        super().__init__()
+        self.network = network
+        shape = (-1,) if data.flat else (-1, 1, 1)
+        self.register_buffer("mean", data.mean.view(shape))
+        self.register_buffer("std", data.std.view(shape))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network((inputs - self.mean) / self.std)
+        return logits
+
+
+def export(run: Path, out: Path) -> dict[str, Any]:
+    """Write the deployed network of ``run`` into ``out``; returns what it takes and gives, as the file does."""
+    if out.suffix != SUFFIX:
+        raise ConfigError(
+            f"{out} must end in {SUFFIX}, a program of torch.export. For ONNX go on from there: "
+            "torch.onnx.export(torch.export.load(FILE), f='net.onnx')"
+        )
+    network, data = load_deployed(run)
+    example = torch.rand(2, *data.sample_shape)
+    program = torch.export.export(
+        _FromInputs(network, data).eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    told = {
+        "input": "features" if data.flat else "images from 0 to 1",
+        "shape": list(data.sample_shape),
+        "classes": list(data.classes),
+    }
+    with explain_os_error("the network", out.parent, going_on=""):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, building = tempfile.mkstemp(dir=out.parent, prefix=f".{out.stem}.", suffix=SUFFIX)
+        os.close(handle)
+        try:
+            torch.export.save(program, building, extra_files={"about.json": json.dumps(told)})
+            os.replace(building, out)
+        finally:
+            Path(building).unlink(missing_ok=True)
+    return told
