@@ -18,6 +18,7 @@ import yaml
 from protoseam.cli.main import VERBS, main
 from protoseam.engine import session
 from protoseam.engine.config import RunConfig, from_dict, parse_yaml, to_yaml
+from protoseam.engine.trainer import DivergedError, Run
 
 SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
 SMALL += ["--lift.rho_max=2", "--device=cpu", "--quiet=true"]
@@ -332,10 +333,20 @@ def test_audit_and_eval_mean_the_same_by_accuracy(tmp_path: Path, capsys: pytest
     )
 
 
+@pytest.mark.parametrize("pack", [1, 3])
 def test_of_several_runs_one_that_diverges_stops_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wild = [*SMALL, "--optim.lr=1e30", "--seeds=1,2", "--variants=protoseam", "--pack=1"]
-    assert main(["train", *wild, "--out", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert all(f"{tmp_path / name}: " in said for name in ("protoseam-1", "protoseam-2"))
+    original = Run.end_epoch
+
+    def end(self: Run) -> dict[str, Any]:
+        if self.config.seed == 2 and self.epoch == 1:
+            raise DivergedError("inf", self)
+        return original(self)
+
+    monkeypatch.setattr(Run, "end_epoch", end)
+    words = [*SMALL, "--seeds", "1", "2", "3", "--variants=protoseam", f"--pack={pack}"]
+    assert main(["train", *words, "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert f"{tmp_path / 'protoseam-2'}: inf" in told.err
+    assert all(f"{tmp_path / name}: test accuracy" in told.out for name in ("protoseam-1", "protoseam-3"))

@@ -155,18 +155,21 @@ def main(argv: list[str]) -> int:
     pack = values["pack"]
     started = time.monotonic()
     status = 0
-    for lo in range(0, len(runs), pack):
+    groups = [runs[lo : lo + pack] for lo in range(0, len(runs), pack)]
+    while groups:
+        group = groups.pop(0)
         left = None if budget is None else budget - (time.monotonic() - started)
-        group = runs[lo : lo + pack]
         several = len(runs) > 1
         try:
             summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
         except DivergedError as error:
             if not several:
                 raise
-            whose = f"{group[0][1]}: " if len(group) == 1 else ""
-            print(f"protoseam train: {whose}{error}", file=sys.stderr)
-            status = 1  # the other groups may well come through
+            if len(group) > 1:  # one of them has stopped them all: each alone, from where it was saved
+                groups[:0] = [[one] for one in group]
+                continue
+            print(f"protoseam train: {group[0][1]}: {error}", file=sys.stderr)
+            status = 1  # the others may well come through
             continue
         _say(summaries, [out for _, out in group])
     return status
