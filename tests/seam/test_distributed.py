@@ -52,7 +52,10 @@ def seen(rank: int, world: int) -> dict[str, Any]:
             for x, y in share(rank, world):
                 net(x, y)
             net.refresh(share(rank, world))
+            if epoch == 0:
+                early = {key: b.clone() for key, b in net.covariance.named_buffers()}
         found[name] = {
+            "early": early,
             "prototypes": net.prototypes.detach(),
             "counts": net.class_count,
             "factors": net.covariance.factors,
@@ -142,6 +145,12 @@ def test_after_a_refresh_every_process_holds_the_same_moments(name: str, ranks: 
     first, second = (rank["seen"][name]["moments"] for rank in ranks)
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert sum(b.sum() for key, b in first.items() if key.startswith("count")) == 3 * 20 * CLASSES / 2
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_so_it_is_before_a_switch(name: str, ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["seen"][name]["early"] for rank in ranks)
+    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", ["exact", "running"])

@@ -294,6 +294,13 @@ def test_fewer_samples_than_dimensions() -> None:
     lifted(dim=15).initialize(DATA)
 
 
+def test_halves_of_classes_too_small_to_have_any() -> None:
+    few = [(X[:6], torch.tensor([0, 0, 0, 0, 1, 1]))]
+    net = ps.lift(nn.Linear(FEATURES, 2), dim=DIM, covariance=ps.ExactCovariance("auto", "shared"))
+    with pytest.warns(ps.SeamWarning, match="class 1 has fewer than 4 samples, and floor='auto' compares"):
+        net.initialize(few)
+
+
 def test_fewer_samples_than_dimensions_without_initialize() -> None:
     net = lifted(dim=16)
     with pytest.warns(ps.SeamWarning, match=r"class 0 has 16 samples but k=16"):

@@ -143,7 +143,8 @@ class RunningCovariance(AbstractCovariance):
 
     Centred moments are merged batch by batch (Chan), and each class is described by about its last
     ``window`` samples around a mean of about its last ``mean_window``: a mean that lagged behind embeddings
-    which move fast within an epoch would inflate Σ̂ by the square of its lag.
+    which move fast within an epoch would inflate Σ̂ by the square of its lag. The windows count samples of a class:
+    one of 4 images is described by its last 64 epochs at the default of 256, so give small classes a smaller one.
     """
 
     steps: Tensor
@@ -194,10 +195,13 @@ class RunningCovariance(AbstractCovariance):
             merge_batch_(self._moments(half), z_BK[rows], y_B[rows], **windows)
         self.steps.add_(1)
 
-    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
+    def pool(self, reduce: Reduce | None) -> list[Moments]:
+        """The halves' moments over all processes, which go on with equal shares."""
         parts = [self._moments(half) for half in range(self.halves)]
-        if reduce is not None:
-            parts = [_pool_(part, reduce) for part in parts]
+        return parts if reduce is None else [_pool_(part, reduce) for part in parts]
+
+    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
+        parts = self.pool(reduce)
         whole = parts[0] if self.halves == 1 else merge_moments(*parts)
         if self.floor == "auto":
             covariances = [normalise_scatter(part.count_C, part.scatter) for part in parts]
@@ -320,6 +324,7 @@ class SwitchCovariance(AbstractCovariance):
         running = self.running
         if not self.needs_pass:
             return running.refresh(None, None, reduce)
+        running.pool(reduce)  # so that any process's state can be the checkpoint before the switch, too
         return _refresh_exactly(
             running.factors, z_NK, y_N, self.num_classes, running.floor, self.structure, reduce
         )

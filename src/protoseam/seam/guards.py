@@ -26,6 +26,7 @@ __all__ = [
     "report_floors",
     "warn_collapse",
     "warn_counts",
+    "warn_halves",
     "warn_one_sided",
 ]
 
@@ -145,6 +146,18 @@ def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
             f"class {few[0]} has {int(count[few[0]])} samples but k={dim}"
             f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
             "dim, or use structure='diagonal' or 'shared'",
+            SeamWarning,
+            stacklevel=4,
+        )
+
+
+def warn_halves(count_C: Tensor) -> None:
+    """floor="auto" takes ε̄ from two halves of each class; a half of one sample has no spread, so no error shows."""
+    few = [c for c, n in enumerate(count_C.tolist()) if 0 < n < 4]
+    if few:
+        warnings.warn(
+            f"class {name_some(few)} has fewer than 4 samples, and floor='auto' compares two halves of each class: it "
+            "sees no error in these and comes out too small. Give the floor as a number",
             SeamWarning,
             stacklevel=4,
         )

@@ -36,6 +36,7 @@ from protoseam.seam.guards import (
     report_floors,
     warn_collapse,
     warn_counts,
+    warn_halves,
     warn_one_sided,
 )
 from protoseam.seam.passes import collect_embeddings
@@ -343,6 +344,8 @@ class Lifted(nn.Module):
         self._looked = True
         warn_one_sided(z_NK)
         warn_counts(count_C, self.dim, getattr(self.covariance, "structure", None) == "full")
+        if getattr(self.covariance, "floor", None) == "auto":
+            warn_halves(count_C)
 
     def _check_ready(self) -> None:
         if not self._ready:
