@@ -58,6 +58,9 @@ def test_the_file_answers_as_the_run_does(
     assert (labels == digits.test_labels).mean() == pytest.approx(summary["test_accuracy"], abs=0.003)
     assert about["classes"] == list(digits.classes)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["net.npy", "net.pt2"]
+    (tmp_path / "run" / "data.json").unlink()  # as a run of an earlier version
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "again.pt2")]) == 0
+    assert np.array_equal(answers(tmp_path / "again.pt2", images)[1], labels)
 
 
 def test_features_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -68,6 +71,7 @@ def test_features_are_taken_as_they_are(tmp_path: Path) -> None:
         data=str(tmp_path / "rows.npz"), model="mlp", variant="baseline", epochs=20, device="cpu"
     )
     assert session.train(config, tmp_path / "run", quiet=True)["test_accuracy"] > 0.9
+    (tmp_path / "rows.npz").unlink()  # all that is needed is in the run
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "net.pt2")]) == 0
     assert (answers(tmp_path / "net.pt2", x)[1] == y).mean() > 0.9
 

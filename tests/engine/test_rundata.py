@@ -96,6 +96,16 @@ def test_samples_that_changed_are_named(here: Path) -> None:
         resume(here / "run", quiet=True)
 
 
+def test_the_normalisation_is_that_of_training(here: Path) -> None:
+    """Also where training samples have changed since; the test samples have not."""
+    accuracy = train(CONFIG, here / "run", quiet=True)["test_accuracy"]
+    with np.load(here / "blobs.npz") as file:
+        arrays = dict(file)
+    np.savez(here / "blobs.npz", **{**arrays, "x_train": 100 * arrays["x_train"] + 7})
+    with pytest.warns(DataWarning, match="its training samples are not the same$"):
+        assert evaluate(here / "run")["accuracy"] == accuracy
+
+
 def test_a_run_of_an_earlier_version_is_read_as_before(here: Path) -> None:
     accuracy = train(CONFIG, here / "run", quiet=True)["test_accuracy"]
     (here / "run" / "data.json").unlink()
@@ -111,7 +121,9 @@ def test_a_name_stays_a_name(here: Path) -> None:
     assert 0.2 < written["mean"][0] < 0.4
 
 
-@pytest.mark.parametrize("damage", [{"path": ["x"]}, {"classes": "ab"}, {"train": None}])
+@pytest.mark.parametrize(
+    "damage", [{"path": ["x"]}, {"classes": "ab"}, {"train": None}, {"mean": ["0"]}, {"sample_shape": [1.5]}]
+)
 def test_a_damaged_record_is_named(here: Path, damage: dict[str, object]) -> None:
     train(CONFIG, here / "run", quiet=True)
     file = here / "run" / "data.json"

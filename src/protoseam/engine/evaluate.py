@@ -13,30 +13,33 @@ from protoseam import models
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError
 from protoseam.engine.objectives import build_objective
-from protoseam.engine.rundata import load_again
+from protoseam.engine.rundata import RunData, load_again
 from protoseam.engine.rundir import RunDirectory, go_on
 from protoseam.engine.trainer import resolve_device
 
-__all__ = ["evaluate", "load_deployed"]
+__all__ = ["evaluate", "load_deployed", "load_network"]
 
 
-def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
-    """The run's deployed network on the CPU in float32, and its data."""
-    directory = RunDirectory(path)
-    config = directory.read_config()
+def load_network(path: Path, data: RunData | Resident) -> torch.nn.Module:
+    """The deployed network of the run on the CPU in float32, for the classes and the inputs of its data."""
+    config = RunDirectory(path).read_config()
     weights = path / "model.safetensors"
     if not weights.exists():
         raise ConfigError(f"{path} has no model.safetensors: the run is not finished ({go_on(path)})")
-    data = Resident(
-        load_again(path, config), seed=config.seed, batch_size=config.batch_size, validation=config.validation
-    )
-    model = models.build(config.model, data.num_classes, data.sample_shape, **config.model_options)
-    plain = build_objective(config, model, data.num_classes).deploy()
+    classes = len(data.classes)
+    model = models.build(config.model, classes, tuple(data.sample_shape), **config.model_options)
+    network = build_objective(config, model, classes).deploy()
     try:
-        plain.load_state_dict(load_file(weights))
+        network.load_state_dict(load_file(weights))
     except (SafetensorError, RuntimeError) as error:
         raise ConfigError(f"{weights} does not fit the run's config: {str(error).splitlines()[0]}") from error
-    return plain.eval(), data
+    return network.eval()
+
+
+def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
+    """The run's deployed network, and its data."""
+    data = load_again(path, RunDirectory(path).read_config())
+    return load_network(path, data), data
 
 
 @torch.no_grad()

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError
-from protoseam.engine.evaluate import load_deployed
+from protoseam.engine.evaluate import load_network
 from protoseam.engine.files import explain_os_error
+from protoseam.engine.rundata import RunData, load_again
+from protoseam.engine.rundir import RunDirectory
 
 __all__ = ["export"]
 
@@ -27,12 +29,12 @@ class _FromInputs(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, data: Resident) -> None:
+    def __init__(self, network: nn.Module, about: RunData | Resident) -> None:
         super().__init__()
         self.network = network
-        shape = (-1,) if data.flat else (-1, 1, 1)
-        self.register_buffer("mean", data.mean.view(shape))
-        self.register_buffer("std", data.std.view(shape))
+        shape = (-1, *[1] * (len(about.sample_shape) - 1))  # a channel each, or a feature
+        self.register_buffer("mean", torch.as_tensor(about.mean).view(shape))
+        self.register_buffer("std", torch.as_tensor(about.std).view(shape))
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.network((inputs - self.mean) / self.std)
@@ -46,15 +48,18 @@ def export(run: Path, out: Path) -> dict[str, Any]:
             f"{out} must end in {SUFFIX}, a program of torch.export. For ONNX go on from there: "
             "torch.onnx.export(torch.export.load(FILE), f='net.onnx')"
         )
-    network, data = load_deployed(run)
-    example = torch.rand(2, *data.sample_shape)
+    about = RunData.read(run) or load_again(
+        run, RunDirectory(run).read_config()
+    )  # the data itself may be gone
+    network = load_network(run, about)
+    example = torch.rand(2, *about.sample_shape)
     program = torch.export.export(
-        _FromInputs(network, data).eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        _FromInputs(network, about).eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
     )
     told = {
-        "input": "features" if data.flat else "images from 0 to 1",
-        "shape": list(data.sample_shape),
-        "classes": list(data.classes),
+        "input": "features" if len(about.sample_shape) == 1 else "images from 0 to 1",
+        "shape": list(about.sample_shape),
+        "classes": list(about.classes),
     }
     with explain_os_error("the network", out.parent, going_on=""):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from protoseam.data import catalog
@@ -66,9 +67,8 @@ class RunData:
         if not (run / _FILE).exists():
             return None
         values = read_json(run / _FILE)
-        kinds = {"path": (str, type(None)), "root": (str, type(None))}
         fields = [field.name for field in dataclasses.fields(cls)]
-        wrong = [name for name in fields if not isinstance(values.get(name), kinds.get(name, list))]
+        wrong = [name for name in fields if not _is_one(values.get(name, 0), _INSIDE.get(name))]
         if wrong:
             raise StorageError(f"{run / _FILE} has no usable {', '.join(wrong)}: remove it, or restore it")
         return cls(**{name: values[name] for name in fields})
@@ -110,19 +110,37 @@ class RunData:
         return changed
 
 
-def load_again(run: Path, config: RunConfig) -> ArrayDataset:
-    """The data of a run that is only looked at; warns if its samples are others by now."""
+# what the lists hold; the others are words, or nothing
+_INSIDE = {"classes": str, "sample_shape": int, "train": (int, str), "test": (int, str)}
+_INSIDE |= {"mean": (int, float), "std": (int, float)}
+
+
+def _is_one(value: Any, inside: Any) -> bool:
+    if inside is None:
+        return value is None or isinstance(value, str)
+    return isinstance(value, list) and all(isinstance(one, inside) for one in value)
+
+
+def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
+    """The data of a run that is only looked at, normalised as in training; warns if its samples are others by now."""
     remembered = RunData.read(run)
-    if remembered is None:
-        return load(config.data, Path(config.data_root) if config.data_root else None)
-    dataset = remembered.find(config)
-    if changed := remembered.check(run, dataset):
+    root = Path(config.data_root) if config.data_root else None
+    dataset = remembered.find(config) if remembered else load(config.data, root)
+    changed = remembered.check(run, dataset) if remembered else []
+    if changed:
         warnings.warn(
             f"the data has changed since {run} was trained on it: {'; '.join(changed)}",
             DataWarning,
             stacklevel=3,
         )
-    return dataset
+    data = Resident(
+        dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation, device=device
+    )
+    if remembered:
+        data.mean, data.std = (
+            torch.tensor(values).to(data.mean) for values in (remembered.mean, remembered.std)
+        )
+    return data
 
 
 def _fingerprint(images: NDArray[Any], labels: NDArray[np.int64]) -> list[int | str]:

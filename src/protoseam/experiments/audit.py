@@ -124,13 +124,7 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
             f"every {config.checkpoint_every} epochs and at the end: {go_on(path)}"
         )
     epoch, state = found
-    data = Resident(
-        load_again(path, config),
-        seed=config.seed,
-        batch_size=config.batch_size,
-        validation=config.validation,
-        device=device,
-    )
+    data = load_again(path, config, device)
     model = models.build(config.model, data.num_classes, data.sample_shape, **config.model_options)
     objective = build_objective(config, model, data.num_classes)
     assert isinstance(objective, Lifting)
