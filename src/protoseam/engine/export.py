@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError
 from protoseam.engine.evaluate import load_network
-from protoseam.engine.files import explain_os_error
+from protoseam.engine.files import explain_os_error, write_atomically
 from protoseam.engine.rundata import RunData, load_again
 from protoseam.engine.rundir import RunDirectory
 
@@ -63,11 +62,7 @@ def export(run: Path, out: Path) -> dict[str, Any]:
     }
     with explain_os_error("the network", out.parent, going_on=""):
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle, building = tempfile.mkstemp(dir=out.parent, prefix=f".{out.stem}.", suffix=SUFFIX)
-        os.close(handle)
-        try:
-            torch.export.save(program, building, extra_files={"about.json": json.dumps(told)})
-            os.replace(building, out)
-        finally:
-            Path(building).unlink(missing_ok=True)
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer, extra_files={"about.json": json.dumps(told)})
+        write_atomically(out, buffer.getvalue())
     return told
