@@ -19,6 +19,7 @@ from protoseam.cli.main import VERBS, main
 from protoseam.engine import session
 from protoseam.engine.config import RunConfig, from_dict, parse_yaml, to_yaml
 from protoseam.engine.trainer import DivergedError, Run
+from protoseam.seam.guards import SeamError
 
 SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
 SMALL += ["--lift.rho_max=2", "--device=cpu", "--quiet=true"]
@@ -87,7 +88,7 @@ def test_a_reader_who_has_seen_enough_is_no_error() -> None:
 
 def test_numbers_in_a_config_file_may_have_an_exponent(tmp_path: Path) -> None:
     """YAML 1.1 takes 1e-2 for a word. A word that looks like a number stays one when it is written and read again."""
-    assert parse_yaml(b"optim: {lr: 1e-2, momentum: 9E-1}") == {"optim": {"lr": 0.01, "momentum": 0.9}}
+    assert parse_yaml(b"{a: 1e-2, b: 9E-1, c: 1.6e1, d: .5e1}") == {"a": 0.01, "b": 0.9, "c": 16.0, "d": 5.0}
     config = RunConfig(data="1e5")
     assert from_dict(parse_yaml(to_yaml(config).encode())) == config
     file = tmp_path / "c.yaml"
@@ -333,15 +334,19 @@ def test_audit_and_eval_mean_the_same_by_accuracy(tmp_path: Path, capsys: pytest
     )
 
 
-@pytest.mark.parametrize("pack", [1, 3])
+@pytest.mark.parametrize(("pack", "failure"), [(1, DivergedError), (3, DivergedError), (3, SeamError)])
 def test_of_several_runs_one_that_diverges_stops_no_other(
-    pack: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pack: int,
+    failure: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     original = Run.end_epoch
 
     def end(self: Run) -> dict[str, Any]:
         if self.config.seed == 2 and self.epoch == 1:
-            raise DivergedError("inf", self)
+            raise DivergedError("inf", self) if failure is DivergedError else SeamError("inf")
         return original(self)
 
     monkeypatch.setattr(Run, "end_epoch", end)

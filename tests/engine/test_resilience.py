@@ -115,7 +115,7 @@ def test_a_kill_after_going_back_keeps_the_smaller_rates(
     monkeypatch.undo()
     found = checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None
-    assert (found[0], found[1]["rate_scale"]) == (begun[-1], 0.25)
+    assert (found[0], found[1]["rate_scale"], found[1]["rewinds"]) == (begun[-1], 0.25, 2)
     session.resume(tmp_path, quiet=True)
     assert [row["epoch"] for row in RunDirectory(tmp_path).read_metrics()] == [1, 2, 3, 4]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.engine.evaluate import evaluate
 from protoseam.engine.files import StorageError
-from protoseam.engine.session import Interrupted, ResumeWarning, resume, train
+from protoseam.engine.session import Interrupted, ResumeWarning, resume, train, train_packed
 from protoseam.errors import DataWarning
 
 CONFIG = RunConfig(
@@ -93,7 +94,69 @@ def test_samples_that_changed_are_named(here: Path) -> None:
     with pytest.warns(
         ResumeWarning, match="its training samples are not the same; its testing samples are not"
     ):
-        resume(here / "run", quiet=True)
+        summary = resume(here / "run", quiet=True)
+    with pytest.warns(DataWarning):  # normalised as at the start, in training and now
+        assert evaluate(here / "run")["accuracy"] == summary["test_accuracy"]
+
+
+def test_a_root_that_is_told_anew_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the old one is still there; and a relative one is found again from elsewhere."""
+    for name in ("old", "new", "elsewhere"):
+        (here / name / "mnist").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 200), ("test", 20)):
+        images = rng.integers(0, 256, (n, 28, 28, 1), dtype=np.uint8)
+        np.save(here / "old" / "mnist" / f"{part}_images.npy", images)
+        np.save(here / "old" / "mnist" / f"{part}_labels.npy", np.arange(n) % 10)
+    config = dataclasses.replace(CONFIG, data="mnist", data_root="old")
+    cut_down = pytest.warns(DataWarning, match="the official set has")
+    for out in (here / "one", here / "two"):
+        with cut_down, pytest.raises(Interrupted):
+            train(config, out, quiet=True, budget_seconds=1e-9)
+    monkeypatch.chdir(here / "elsewhere")
+    with cut_down:
+        resume(here / "one", quiet=True)
+    for file in (here / "old" / "mnist").iterdir():
+        shutil.move(file, here / "new" / "mnist" / file.name)
+    moved = dataclasses.replace(config, data_root=str(here / "new"))
+    with cut_down:
+        train_packed([(moved, here / "two")], quiet=True, resuming=True)
+
+
+def test_what_an_earlier_attempt_left_is_not_believed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(CONFIG, here / "other", quiet=True)
+    (here / "run").mkdir()
+    shutil.copy(here / "other" / "data.json", here / "run" / "data.json")
+    blobs(here / "b.npz", seed=3, n=100)
+    with monkeypatch.context() as patch:
+        patch.setattr("protoseam.engine.session.load", lambda *_: sys.exit())  # as if killed while it reads
+        with pytest.raises(SystemExit):
+            train(dataclasses.replace(CONFIG, data="b.npz"), here / "run", quiet=True)
+    resume(here / "run", quiet=True)
+    assert json.loads((here / "run" / "data.json").read_text())["path"] == str(here / "b.npz")
+
+
+def test_runs_packed_together_have_each_their_own_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = dataclasses.replace(CONFIG, seed=1), dataclasses.replace(CONFIG, seed=2)
+    with pytest.raises(Interrupted):
+        train(one, here / "one", quiet=True, budget_seconds=1e-9)
+    other = here / "other"
+    other.mkdir()
+    blobs(other / "blobs.npz", seed=1, n=80)
+    monkeypatch.chdir(other)
+    train_packed([(one, here / "one"), (two, here / "two")], quiet=True, resuming=True)
+    assert [evaluate(here / name)["samples"] for name in ("one", "two")] == [30, 40]
+
+
+def test_a_new_run_has_a_seed_of_one_word(here: Path) -> None:
+    """Two words could be those of another seed and an epoch; a run that has one is still read."""
+    old = dataclasses.replace(CONFIG, seed=2**32)
+    with pytest.raises(ConfigError, match=r"the seed of a new run must be below 2\*\*32, got 4294967296"):
+        train(old, here / "run", quiet=True)
+    accuracy = train(CONFIG, here / "old", quiet=True)["test_accuracy"]
+    text = (here / "old" / "config.yaml").read_text()
+    (here / "old" / "config.yaml").write_text(text.replace("seed: 42", f"seed: {2**32}"))
+    assert evaluate(here / "old")["accuracy"] == accuracy
 
 
 def test_the_normalisation_is_that_of_training(here: Path) -> None:

@@ -217,7 +217,8 @@ def test_audits_count_the_looks_at_which_the_bound_held_and_show_the_last() -> N
 
 def test_the_hyperparameters_are_the_papers_beside_the_files() -> None:
     runs = three_seeds()
-    runs["cifar100-resnet8-protoseam-43"]["config"]["optim"]["lr"] = 0.1
+    runs["cifar100-resnet8-protoseam-43"]["config"]["optim"]["lr"] = 0.8
+    runs["cifar100-resnet8-protoseam-43"]["rate_scale"] = 0.125  # it has rewound three times
     table = tables.hyperparameters(runs, SCOPE)
     assert table.rows == [
         ["CIFAR-100", "ResNet-8", "Baseline", "0.05", "0.002", "0.05", "0.002"],

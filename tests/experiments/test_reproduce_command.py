@@ -72,7 +72,7 @@ def test_contradictions_are_answered_in_words(
     [
         (["--seeds", "42", "42"], "--seeds names one twice: 42 42"),
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
-        (["--seeds", "9" * 30], "seed must be at least 0 and below 2**32"),
+        (["--seeds", "9" * 30], "seed must be at least 0 and below 2**63"),
     ],
 )
 def test_values_that_cannot_be_are_refused(

@@ -15,9 +15,11 @@ from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunCon
 from protoseam.engine.files import StorageError
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import train
+from protoseam.engine.trainer import Run
 from protoseam.experiments import paper, study
 from protoseam.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
 from protoseam.experiments.recipes import EPOCH_SECONDS, MINUTES, NAMES, NETWORKS, RECIPES, network, recipe
+from protoseam.seam.guards import SeamError
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper"
 BEGUN = (RESULTS.parent / "trials", RESULTS.parent / "cifar10-30-epochs")
@@ -71,6 +73,20 @@ def test_a_run_that_diverges_stops_no_other_and_is_named_at_the_end(tmp_path: Pa
         with pytest.raises(study.StudyError, match=r"^wild: .*not finite"):
             study.run_study([wild, *PLAN[:3]], tmp_path, pack=2, quiet=True)
         assert set(study.read_study(tmp_path)) == {name for name, _ in PLAN[:3]}
+
+
+def test_so_is_one_that_the_seam_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Run.end_epoch
+
+    def end(self: Run) -> dict[str, Any]:
+        if self.config.seed == 1 and self.config.variant == "baseline":
+            raise SeamError("it cannot go on")
+        return original(self)
+
+    monkeypatch.setattr(Run, "end_epoch", end)
+    with pytest.raises(study.StudyError, match=r"^baseline-1: it cannot go on"):
+        study.run_study(PLAN, tmp_path, pack=2, quiet=True)
+    assert len(study.read_study(tmp_path)) == len(PLAN) - 1
 
 
 def test_a_run_that_failed_is_named_even_if_the_budget_ends_first(

@@ -19,6 +19,7 @@ from protoseam.engine.trainer import DivergedError, Run
 from protoseam.errors import DataWarning
 from protoseam.experiments import paper
 from protoseam.experiments.space import Choice, Range, grid, parse_space
+from protoseam.seam.guards import SeamError
 
 # ---------------------------------------------------------------------- the space
 
@@ -166,6 +167,20 @@ def test_a_trial_that_diverges_is_said_to_and_spoils_no_other(
     assert command(tmp_path / "alone", "--variant=baseline", "--space", "optim.lr=choice:0.05,0.02") == 0
     for row, alone in zip(table, rows(tmp_path / "alone" / "baseline"), strict=False):
         assert row["validation accuracy, %"] == alone["validation accuracy, %"]
+
+
+def test_a_trial_that_the_seam_ends_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Run.end_epoch
+
+    def end(self: Run) -> dict[str, Any]:
+        if self.config.optim.lr == 0.05:
+            raise SeamError("it cannot go on")
+        return original(self)
+
+    monkeypatch.setattr(Run, "end_epoch", end)
+    words = ["--variant=baseline", "--pack=2", "--space", "optim.lr=choice:0.05,0.02"]
+    assert command(tmp_path / "s", *words) == 0
+    assert [row["validation accuracy, %"] for row in rows(tmp_path / "s" / "baseline")][1] == "diverged"
 
 
 def test_a_trial_that_went_on_with_another_rate_does_not_count_for_its_own(

@@ -296,9 +296,12 @@ def test_fewer_samples_than_dimensions() -> None:
 
 def test_halves_of_classes_too_small_to_have_any() -> None:
     few = [(X[:6], torch.tensor([0, 0, 0, 0, 1, 1]))]
-    net = ps.lift(nn.Linear(FEATURES, 2), dim=DIM, covariance=ps.ExactCovariance("auto", "shared"))
-    with pytest.warns(ps.SeamWarning, match="class 1 has fewer than 4 samples, and floor='auto' compares"):
-        net.initialize(few)
+    for make in (ps.ExactCovariance, ps.RunningCovariance, ps.SwitchCovariance):
+        net = ps.lift(nn.Linear(FEATURES, 2), dim=DIM, covariance=make("auto", "shared"))
+        with pytest.warns(
+            ps.SeamWarning, match="class 1 has fewer than 4 samples, and floor='auto' compares"
+        ):
+            net.initialize(few)
 
 
 def test_fewer_samples_than_dimensions_without_initialize() -> None:
@@ -433,6 +436,12 @@ def test_inputs_may_come_in_dicts_and_tuples() -> None:
     named.load_state_dict(plain.state_dict() | {"ready": torch.tensor(False)})
     named.initialize([({"a": x, "b": x}, y) for x, y in DATA])
     assert torch.equal(named.prototypes, plain.prototypes)
+
+
+def test_the_deployed_network_can_be_traced_before_it_is_deployed() -> None:
+    net = lifted().eval()
+    traced = torch.fx.symbolic_trace(net, concrete_args={"y": None, "generator": None})
+    assert torch.equal(traced(X), net(X))
 
 
 def test_a_schedule_that_is_a_class_is_told() -> None:

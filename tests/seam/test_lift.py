@@ -300,6 +300,17 @@ class Cosine(nn.Linear):
         return 10 * F.linear(F.normalize(x), F.normalize(self.weight), self.bias)
 
 
+class Scaled(nn.Linear):
+    """Plain at first, and more once it is trained."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, classes)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
 def _hooked() -> nn.Module:
     model = network()
     next(m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)).register_forward_hook(print)
@@ -320,6 +331,7 @@ def _tied() -> nn.Module:
             nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, CLASSES))),
             "what ParametrizedLinear computes beyond",
         ),
+        (nn.Sequential(Scaled(FEATURES, CLASSES)), "what Scaled computes beyond"),
         (_hooked(), "its hooks"),
         (_tied(), r"the weight it shares with '0\.weight'"),
     ],

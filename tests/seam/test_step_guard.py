@@ -165,6 +165,11 @@ def test_prototypes_that_have_moved_may_stand_still_at_the_end_of_a_schedule() -
     still = torch.optim.SGD(net.param_groups(lr=0.01, prototype_lr=0.0), fused=True)
     steps(net, [still], 4)
     net.set_progress(2, 3)
+    resumed = lifted()
+    resumed.load_state_dict(net.state_dict())  # of an epoch after the first
+    resumed.set_progress(2, 4)
+    steps(resumed, [torch.optim.SGD(resumed.param_groups(lr=0.01, prototype_lr=0.0), fused=True)], 4)
+    resumed.set_progress(3, 4)
 
 
 def test_frozen_prototypes() -> None:

@@ -136,6 +136,7 @@ def main(argv: list[str]) -> int:
     from protoseam.engine.rundir import RunDirectory
     from protoseam.engine.session import resume, train_packed
     from protoseam.engine.trainer import DivergedError
+    from protoseam.seam.guards import SeamError
 
     vet_config_files(argv)
     parser = build_parser(find_recipe(argv))
@@ -162,7 +163,7 @@ def main(argv: list[str]) -> int:
         several = len(runs) > 1
         try:
             summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
-        except DivergedError as error:
+        except (DivergedError, SeamError) as error:
             if not several:
                 raise
             if len(group) > 1:  # one of them has stopped them all: each alone, from where it was saved

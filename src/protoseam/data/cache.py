@@ -25,7 +25,7 @@ from protoseam.data.arrays import FOLDER_FILES, read_array_folder
 from protoseam.data.dataset import ArrayDataset
 from protoseam.errors import DataError, DataWarning
 
-READER_VERSION = 2  # raise it when a reader starts to produce different arrays: old caches are then ignored
+READER_VERSION = 1  # raise it when a reader starts to produce different arrays: old caches are then ignored
 
 _MANIFEST = "manifest.json"
 _FILES = (*FOLDER_FILES, "classes.txt")

@@ -30,6 +30,7 @@ from protoseam.data.split import stratified_split
 from protoseam.data.trees import FolderTree, Tree
 from protoseam.errors import DataError, DataWarning
 
+LAYOUT_VERSION = 2  # of what is taken for parts and classes
 MAX_PIXELS = 4096 * 4096
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -150,7 +151,8 @@ def _layout(
     where: str, pictures: list[str], folders: list[str]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
     """(class, file) pairs of the training and the test part, and the class of every folder, full or empty."""
-    named = {top.lower(): top for top in sorted({file.split("/", 1)[0] for file in pictures})}
+    tops = sorted({file.split("/", 1)[0] for file in pictures if "/" in file})
+    named = {top.lower(): top for top in tops}
     train_folder = next((named[folder] for folder in TRAIN_FOLDERS if folder in named), None)
     held_out = [named[folder] for folder in TEST_FOLDERS if folder in named]
     parts: tuple[str, ...] = ("",)
@@ -163,10 +165,11 @@ def _layout(
         )
     else:
         parts = (f"{train_folder}/", f"{held_out[0]}/")
-    if train_folder and len(held_out) > 1:
+    unread = [f"{top}/" for top in tops if parts != ("",) and f"{top}/" not in parts]
+    if unread:
         warnings.warn(
-            f"{where}: {held_out[0]}/ is the test set, and {', '.join(f'{f}/' for f in held_out[1:])} is left unread: "
-            f"validation images are cut from {train_folder}/",
+            f"{where}: of {parts[0]} and the test set {parts[1]} a data set is made, and what else there is "
+            f"({', '.join(unread)}) is left unread; validation images are cut from {parts[0]}",
             DataWarning,
             stacklevel=3,
         )
@@ -188,13 +191,14 @@ def _layout(
 
 
 def _refuse_parts_as_classes(where: str, pictures: list[str]) -> None:
-    """Folders that all hold the same folders are parts of a data set under other names, and no classes."""
+    """seg_train/ and seg_test/, which hold the same folders, are parts of a data set, and no classes."""
     below: dict[str, set[str]] = {}
     for file in pictures:
         top, *rest = file.split("/")
         below.setdefault(top, set()).add(rest[0] if len(rest) > 1 else "")
     inside = list(below.values())
-    if len(below) > 1 and "" not in inside[0] and len(inside[0]) > 1 and all(f == inside[0] for f in inside):
+    named_so = len(below) > 1 and any("train" in top.lower() for top in below)
+    if named_so and "" not in inside[0] and len(inside[0]) > 1 and all(f == inside[0] for f in inside):
         raise DataError(
             f"{where}: {', '.join(f'{top}/' for top in list(below)[:3])} each hold the folders "
             f"{', '.join(sorted(inside[0])[:3])}…, so they look like parts of a data set rather than classes: name "

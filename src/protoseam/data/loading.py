@@ -140,8 +140,11 @@ def _load_path(given: str, root: Path) -> ArrayDataset:
     if path.is_dir() and (path / arrays.FOLDER_FILES[0]).is_file():
         return arrays.read_array_folder(path, name)
     tree = archives.open_tree(path)
-    read = READERS[_format_of(tree)]
-    return cache.cached(root, name, tree.stamp(), lambda: read(tree, name, ()))
+    kind = _format_of(tree)
+    read, stamp = READERS[kind], list(tree.stamp())
+    if kind == "images":
+        stamp.append(("layout", images.LAYOUT_VERSION, 0))
+    return cache.cached(root, name, stamp, lambda: read(tree, name, ()))
 
 
 def _format_of(tree: Tree) -> str:

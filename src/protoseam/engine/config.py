@@ -146,8 +146,8 @@ class RunConfig:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not self.data:
             raise ConfigError("data is empty: name a data set, or a path")
-        if not 0 <= self.seed < 2**32:  # one word of entropy; two could be another seed's and an epoch
-            raise ConfigError(f"seed must be at least 0 and below 2**32, got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
         if not 0 <= self.validation < 1:
             raise ConfigError(f"validation is a fraction in [0, 1), got {self.validation}")
         if self.audit_every < 0 or (self.audit_every and not self.validation):
@@ -195,10 +195,10 @@ def _dialect() -> tuple[Any, Any]:
     """YAML's safe loader and dumper, for which 1e-3 is a number, as it is to everyone but YAML 1.1."""
     import yaml
 
-    number = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+    number = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
     kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
     for kind in kinds:
-        kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))  # type: ignore[attr-defined]
+        kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))  # type: ignore[attr-defined]
     return kinds
 
 

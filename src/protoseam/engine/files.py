@@ -43,10 +43,10 @@ def explain_os_error(
             errno.ENOSPC: "the disk is full: free some space",
             errno.EDQUOT: "the disk quota is used up: free some space",
             errno.EFBIG: "the file would exceed the size limit of this process: raise it (ulimit -f)",
-            errno.EROFS: "the folder is on a read-only file system: choose another --out",
-            errno.EEXIST: "a file of that name is in the way: choose another --out",
-            errno.ENOTDIR: "a part of that path is a file: choose another --out",
-            errno.EACCES: "the folder is not writable: check its permissions or choose another --out",
+            errno.EROFS: "the folder is on a read-only file system: choose another place",
+            errno.EEXIST: "a file of that name is in the way: choose another place",
+            errno.ENOTDIR: "a part of that path is a file: choose another place",
+            errno.EACCES: "the folder is not writable: check its permissions or choose another place",
         }.get(error.errno or 0, str(error))
         raise StorageError(f"cannot write {what} in {path}: {why}{going_on}") from error
 

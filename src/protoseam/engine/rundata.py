@@ -77,11 +77,16 @@ class RunData:
         with explain_os_error("the run", run, going_on=""):
             write_json(run / _FILE, dataclasses.asdict(self))
 
-    def find(self, config: RunConfig) -> ArrayDataset:
-        """Where it lay if it still lies there, else where the config's words lead from here."""
+    def place(self, config: RunConfig) -> tuple[str, str | None]:
+        """(data, root): where it lay if it still lies there, else where the config's words lead from here."""
         path = self.path if self.path and Path(self.path).exists() else config.data
         root = self.root if self.root and Path(self.root).exists() else config.data_root
-        return load(path, Path(root) if root else None)
+        return path, root
+
+    def normalise(self, data: Resident) -> None:
+        """As in training so far, which is what the network is used to."""
+        data.mean.copy_(torch.tensor(self.mean))
+        data.std.copy_(torch.tensor(self.std))
 
     def check(self, run: Path, dataset: ArrayDataset) -> list[str]:
         """What has changed of the samples, in words; classes or sizes the network was not made for are refused."""
@@ -124,8 +129,8 @@ def _is_one(value: Any, inside: Any) -> bool:
 def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
     """The data of a run that is only looked at, normalised as in training; warns if its samples are others by now."""
     remembered = RunData.read(run)
-    root = Path(config.data_root) if config.data_root else None
-    dataset = remembered.find(config) if remembered else load(config.data, root)
+    name, root = remembered.place(config) if remembered else (config.data, config.data_root)
+    dataset = load(name, Path(root) if root else None)
     changed = remembered.check(run, dataset) if remembered else []
     if changed:
         warnings.warn(
@@ -137,9 +142,7 @@ def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu")
         dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation, device=device
     )
     if remembered:
-        data.mean, data.std = (
-            torch.tensor(values).to(data.mean) for values in (remembered.mean, remembered.std)
-        )
+        remembered.normalise(data)
     return data
 
 

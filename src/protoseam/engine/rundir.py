@@ -87,7 +87,10 @@ class RunDirectory:
 
     def start(self, config: RunConfig) -> None:
         """Write down what is about to be run, and where."""
+        if config.seed >= 2**32:  # one word of entropy; two could be another seed's and an epoch's
+            raise ConfigError(f"the seed of a new run must be below 2**32, got {config.seed}")
         with explain_os_error("the run", self.path, going_on=""):
+            (self.path / "data.json").unlink(missing_ok=True)  # of an earlier attempt
             write_json(self.path / "env.json", environment(config.device))
             write_atomically(
                 self.path / "config.yaml", to_yaml(config).encode()

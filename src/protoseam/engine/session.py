@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -130,15 +131,18 @@ class _Session:
             return
         try:
             remembered = RunData.read(out) if resuming and exists else None
-            key = config.data, config.data_root
-            if key not in datasets:
-                root = Path(config.data_root) if config.data_root else None
-                data = remembered.find(config) if remembered else load(config.data, root)
-                datasets[key] = data if test else data.without_test()
-            self.changed = remembered.check(out, datasets[key]) if remembered else []
-            self.run = Run(config, datasets[key], processes)
+            if remembered and config.data_root != self.directory.read_config().data_root:
+                remembered = dataclasses.replace(remembered, root=None)  # told anew where it lies
+            place = remembered.place(config) if remembered else (config.data, config.data_root)
+            if place not in datasets:
+                data = load(place[0], Path(place[1]) if place[1] else None)
+                datasets[place] = data if test else data.without_test()
+            self.changed = remembered.check(out, datasets[place]) if remembered else []
+            self.run = Run(config, datasets[place], processes)
+            if remembered:
+                remembered.normalise(self.run.data)
             if self.writes and remembered is None:
-                RunData.of(config, datasets[key], self.run.data).write(out)
+                RunData.of(config, datasets[place], self.run.data).write(out)
         except Exception:
             if self.writes and not (resuming and exists):
                 self.directory.withdraw()
@@ -209,10 +213,11 @@ class _Session:
                 ) from error
             self.saved, self.rewinds = found[0], int(found[1].get("rewinds", 0))
         self.history = [row for row in self.directory.read_metrics() if row["epoch"] <= self.run.epoch]
-        if len(self.history) < self.run.epoch and self.writes:
+        lost = sorted(set(range(1, self.run.epoch + 1)) - {row["epoch"] for row in self.history})
+        if lost and self.writes:
             warnings.warn(
-                f"{self.out / 'metrics.jsonl'} is damaged: of {self.run.epoch} epochs only the first "
-                f"{len(self.history)} can be read. Training goes on, the lines after them are lost",
+                f"{self.out / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, from {lost[0]} to "
+                f"{lost[-1]}, cannot be read and are left out. Training goes on",
                 ResumeWarning,
                 stacklevel=2,
             )

@@ -217,7 +217,7 @@ def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
         if None in accuracies:
             raise ConfigError(
                 f"validation={search.base.validation:g} holds none of these few samples out, and a sweep goes by "
-                "validation accuracy: raise it"
+                "validation accuracy: raise it, with another --out"
             )
         if slowed:  # another learning rate's accuracy is not this one's
             notes = {"diverged": f"diverged, and went on with learning rates times {min(slowed):g}"}

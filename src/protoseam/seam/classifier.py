@@ -81,6 +81,8 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
 @torch.no_grad()
 def _is_plain(layer: nn.Linear) -> bool:
     """Whether it computes Wx + b, whatever its class: timm's Linear has a forward of its own that does."""
+    if any(name not in ("weight", "bias") for name, _ in layer.named_parameters()):
+        return False
     if type(layer).forward is nn.Linear.forward or layer.weight.is_meta:
         return True
     x = torch.linspace(-2, 2, 2 * layer.in_features).view(2, -1).to(layer.weight)

@@ -305,6 +305,10 @@ class SwitchCovariance(AbstractCovariance):
         return self.running.factors
 
     @property
+    def floor(self) -> Floor:
+        return self.running.floor
+
+    @property
     def needs_pass(self) -> bool:
         return not bool(self.switched)
 

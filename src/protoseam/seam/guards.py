@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from protoseam.errors import ProtoSeamError
 
@@ -74,7 +74,7 @@ def _as_indices(y_B: Tensor) -> str:
 
 
 def check_output(model: nn.Module, output: object) -> None:
-    if not isinstance(output, Tensor):
+    if not isinstance(output, Tensor | fx.Proxy):  # a proxy: somebody is tracing
         mode = ", when training," if model.training else ""
         raise SeamError(
             f"{type(model).__name__} returns{mode} a {type(output).__name__}, not a tensor of logits: wrap it in a "

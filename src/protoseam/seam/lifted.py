@@ -435,4 +435,5 @@ def _after_load(module: nn.Module, incompatible: Any) -> None:
     assert isinstance(module, Lifted)
     module._ready, module._counted = bool(module.ready), bool(module.class_count.any())
     module._guard = StepGuard()
+    module._guard.moved = int(module.progress[0]) > 0
     module._last_terms = None  # going back to a checkpoint ends a divergence
