@@ -16,9 +16,11 @@ from miniature_files import jpeg, png, write_folder, write_tar, write_zip
 from PIL import Image
 
 from protoseam.data import images
+from protoseam.data import images as images_module
 from protoseam.data.archives import open_tree
 from protoseam.data.dataset import check
 from protoseam.data.images import Problem, decode_image, read_image_folder, read_tiny_imagenet
+from protoseam.data.loading import load
 from protoseam.errors import DataError, DataWarning
 
 RNG = np.random.default_rng(0)
@@ -199,6 +201,19 @@ def test_a_validation_folder_beside_a_test_folder_is_named(tmp_path: Path) -> No
     write_folder(tmp_path, {f"{part}/{c}/1.png": png(rgb()[0]) for part in parts for c in "ab"})
     with pytest.warns(DataWarning, match=r"the test set test/ .*\(VAL/\) is left unread; .* cut from Train/"):
         assert len(read_image_folder(open_tree(tmp_path), "x").test_labels) == 2
+
+
+def test_a_decoded_copy_of_another_layout_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts as a class has changed before; files of the official formats are not concerned."""
+    folder = write_folder(tmp_path / "pets", {**pictures("a", rgb(9)), **pictures("b", rgb(9))})
+    load(str(folder), tmp_path)
+    load(str(folder), tmp_path)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    monkeypatch.setattr(images_module, "LAYOUT_VERSION", 99)
+    load(str(folder), tmp_path)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_too_few_images_to_split(tmp_path: Path) -> None:

@@ -220,6 +220,11 @@ def environment(at: Place) -> list[str]:
     return at.unfinished()
 
 
+def data_record(at: Place) -> list[str]:
+    (at.run / "data.json").write_bytes(at.pickled())
+    return ["eval", str(at.run), "--device=cpu"]
+
+
 def study(at: Place) -> list[str]:
     write_folder(at.folder / "study", {"cifar10-resnet8-baseline-42.json": at.pickled()})
     return ["reproduce", "table1", "--table-only", "--out", str(at.folder / "study")]
@@ -229,7 +234,7 @@ PLACES: list[Callable[[Place], list[str]]] = [
     cifar10_batch, cifar100_names, idx_file, compressed_idx, npz_of_objects, npz_member, array_folder,
     memory_mapped_array, decoded_copy, image_folder, resumed_checkpoint, legacy_checkpoint, audited_checkpoint,
     manifest, deployed_weights, torch_file_as_weights, run_config, resumed_config, config_file, summary,
-    environment, study,
+    data_record, environment, study,
 ]  # fmt: skip
 
 
