@@ -42,6 +42,22 @@ def batches(n: int = 64, size: int = 16, seed: int = 0) -> list[Batch]:
     return list(zip(x[order].split(size), y[order].split(size), strict=True))
 
 
+class Own(nn.Module):
+    """A user's model: containers, functions between layers, a classifier without a bias."""
+
+    def __init__(self, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, HIDDEN)])
+        self.head = nn.ModuleDict(
+            {"norm": nn.LayerNorm(HIDDEN), "out": nn.Linear(HIDDEN, classes, bias=False)}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head["out"](self.head["norm"](x))
+
+
 def lifted(model: nn.Module | None = None, **options: Any) -> ps.Lifted:
     options = {"dim": DIM, "init": "random", "schedule": ps.SineAnneal(4, 8), **options}
     return ps.lift(network() if model is None else model, num_classes=CLASSES, **options)

@@ -37,6 +37,12 @@ class ArrayDataset:
         """(H, W, C) of an image, or (F,) of a feature row."""
         return tuple(self.train_images.shape[1:])
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The same as a network sees it: (C, H, W), or (F,)."""
+        shape = self.sample_shape
+        return shape if len(shape) == 1 else (shape[2], shape[0], shape[1])
+
     def without_test(self) -> ArrayDataset:
         """The same with no test data, for those who must not see any."""
         return dataclasses.replace(self, test_images=self.test_images[:0], test_labels=self.test_labels[:0])

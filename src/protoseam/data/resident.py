@@ -67,8 +67,7 @@ class Resident:
         self.device, self.dtype, self.seed = torch.device(device), dtype, seed
         self.classes, self.num_classes = dataset.classes, dataset.num_classes
         self.flat = dataset.train_images.ndim == 2
-        shape = dataset.sample_shape
-        self.sample_shape = shape if self.flat else (shape[2], shape[0], shape[1])
+        self.sample_shape = dataset.input_shape
         self.policy = Augmentation.none() if policy is None or self.flat else policy
         self.rank, self.world = rank, world
 

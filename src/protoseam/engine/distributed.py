@@ -55,9 +55,11 @@ class Processes:
     @torch.no_grad()
     def share_buffers(self, module: nn.Module) -> None:
         """Give all the first one's buffers, where each has averaged its own; DDP does it before a forward only."""
+        if self.world == 1:
+            return
         own = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         for name, buffer in module.named_buffers():
-            if self.world > 1 and name not in own and buffer.is_floating_point():
+            if name not in own and buffer.is_floating_point():
                 dist.broadcast(buffer, 0)
 
     def agree(self, number: int, what: str) -> None:

@@ -98,10 +98,8 @@ class RunData:
                 first = next(i for i, name in enumerate(classes) if name != now[i])
                 difference = f"class {first} was {classes[first]!r} and is {now[first]!r}"
             raise ConfigError(f"the data of {run} is another by now ({difference}): {_REMEDY}")
-        shape = dataset.sample_shape
-        shape = shape if len(shape) == 1 else (shape[2], shape[0], shape[1])
-        if self.sample_shape != list(shape):
-            difference = f"samples had shape {tuple(self.sample_shape)} and have {shape}"
+        if self.sample_shape != list(dataset.input_shape):
+            difference = f"samples had shape {tuple(self.sample_shape)} and have {dataset.input_shape}"
             raise ConfigError(f"the data of {run} is another by now ({difference}): {_REMEDY}")
         changed = []
         for part, then in (("train", self.train), ("test", self.test)):

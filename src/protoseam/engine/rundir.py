@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from protoseam import __version__
+from protoseam.data.cache import sync
 from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml, unlike
 from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
@@ -92,9 +93,8 @@ class RunDirectory:
         with explain_os_error("the run", self.path, going_on=""):
             (self.path / "data.json").unlink(missing_ok=True)  # of an earlier attempt
             write_json(self.path / "env.json", environment(config.device))
-            write_atomically(
-                self.path / "config.yaml", to_yaml(config).encode()
-            )  # last: with it the run exists
+            # last: with it the run exists
+            write_atomically(self.path / "config.yaml", to_yaml(config).encode())
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
@@ -193,8 +193,11 @@ class RunDirectory:
     def append_metrics(self, row: dict[str, Any]) -> None:
         with explain_os_error("metrics", self.path), (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # as a checkpoint is: what follows from them must not outlive them
+
+    def sync_metrics(self) -> None:
+        """Flush the lines so far to the disk: a checkpoint that is there must not outlive them."""
+        if (self.path / "metrics.jsonl").exists():
+            sync(self.path / "metrics.jsonl")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"

@@ -239,6 +239,7 @@ class _Session:
         """Write the state after the last whole epoch; returns that epoch."""
         epoch = int(self.last_state["epoch"])
         if self.writes and epoch != self.saved:
+            self.directory.sync_metrics()
             checkpoint.save(self.directory.checkpoints, epoch, self.last_state)
             self.saved = epoch
         return epoch
@@ -254,12 +255,11 @@ class _Session:
             "epochs": self.run.epoch,
             "seconds": self.run.seconds,
             "parameters": sum(p.numel() for p in deployed.parameters()),
-            **(
-                {"rate_scale": self.run.rate_scale} if self.run.rate_scale != 1 else {}
-            ),  # the config says another
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
+        if self.run.rate_scale != 1:  # it has rewound, and the config names another learning rate
+            self.result["rate_scale"] = self.run.rate_scale
         if self.config.keep_embeddings and accuracy is not None:  # there are test images
             self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:

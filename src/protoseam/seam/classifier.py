@@ -16,7 +16,15 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from protoseam.seam.guards import SeamWarning
 
-__all__ = ["check_replaceable", "deploy_at", "find_classifier", "fold_linears", "get_layer", "seam_linear"]
+__all__ = [
+    "check_replaceable",
+    "deploy_at",
+    "deploy_halves",
+    "find_classifier",
+    "fold_linears",
+    "get_layer",
+    "seam_linear",
+]
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
@@ -133,3 +141,11 @@ def deploy_at(n1: nn.Module, name: str, n2: nn.Module, *, fold: bool) -> nn.Modu
         return joined
     n1.set_submodule(name, joined)
     return n1
+
+
+def deploy_halves(n1: nn.Module, n2: nn.Module, *, fold: bool) -> nn.Module:
+    """N2∘N1 of two halves; folded, the Linear that N1 is or ends with becomes one with N2."""
+    if not fold:
+        return nn.Sequential(n1, n2)
+    last = str(len(n1) - 1) if isinstance(n1, nn.Sequential) and len(n1) else ""
+    return deploy_at(n1, last, n2, fold=True)

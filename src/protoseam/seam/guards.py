@@ -17,6 +17,7 @@ __all__ = [
     "SeamError",
     "SeamWarning",
     "StepGuard",
+    "check_batch",
     "check_embeddings",
     "check_labels",
     "check_output",
@@ -63,6 +64,17 @@ def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
         elif low < 0:
             hint = "negative ones usually mark samples without a label: drop those"
         raise ValueError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
+
+
+def check_batch(z_BK: Tensor, y_B: Tensor, dim: int, num_classes: int, *, values: bool) -> None:
+    if z_BK.ndim != 2 or z_BK.shape[1] != dim:
+        raise SeamError(
+            f"N1 returned shape {tuple(z_BK.shape)} where (batch, {dim}) was expected: the seam must be {dim} wide and "
+            "nothing may follow the layer it lies behind"
+        )
+    check_labels(y_B, num_classes, values=values)
+    if not len(z_BK):
+        raise ValueError("the batch is empty, and the consensus term is a mean over it: leave it out")
 
 
 def _as_indices(y_B: Tensor) -> str:

@@ -22,12 +22,13 @@ from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
 from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
-from protoseam.seam.classifier import deploy_at
+from protoseam.seam.classifier import deploy_at, deploy_halves
 from protoseam.seam.covariance import AbstractCovariance, ExactCovariance, Refreshed
 from protoseam.seam.guards import (
     SeamError,
     SeamWarning,
     StepGuard,
+    check_batch,
     check_embeddings,
     check_labels,
     check_output,
@@ -226,23 +227,14 @@ class Lifted(nn.Module):
         The paper trains S like the rest; whether it decays S is unstated, and hardly matters (.5 points at most
         on CIFAR-100), so the prototypes take the common settings unless told otherwise.
         """
-        rest = {
-            "n1": [p for p in self.n1.parameters() if p.requires_grad],
-            "n2": [p for p in self.n2.parameters() if p.requires_grad],
-        }
-
-        def group(name: str, params: list[nn.Parameter], lr: float, decay: float | None) -> dict[str, Any]:
-            return {
-                "name": name,
-                "params": params,
-                "lr": lr,
-                **({} if decay is None else {"weight_decay": decay}),
-            }
-
-        groups = [group(name, params, lr, weight_decay) for name, params in rest.items() if params]
         s_lr = lr if prototype_lr is None else prototype_lr
         s_decay = weight_decay if prototype_weight_decay is None else prototype_weight_decay
-        return [*groups, group("prototypes", [self.prototypes], s_lr, s_decay)]
+        groups: list[dict[str, Any]] = [
+            {"name": "n1", "params": _trained(self.n1), "lr": lr, "weight_decay": weight_decay},
+            {"name": "n2", "params": _trained(self.n2), "lr": lr, "weight_decay": weight_decay},
+            {"name": "prototypes", "params": [self.prototypes], "lr": s_lr, "weight_decay": s_decay},
+        ]
+        return [{k: v for k, v in group.items() if v is not None} for group in groups if group["params"]]
 
     def initialize(
         self, loader: Iterable[Any] | None = None, *, embeddings: tuple[Tensor, Tensor] | None = None
@@ -313,12 +305,7 @@ class Lifted(nn.Module):
         n1, n2 = copy.deepcopy(self.n1), copy.deepcopy(self.n2)
         if self.seam_layer is not None:
             return deploy_at(n1, self.seam_layer, n2, fold=fold).eval()
-        if fold and isinstance(n1, nn.Sequential) and len(n1):
-            name = str(len(n1) - 1)
-            return deploy_at(n1, name, n2, fold=True).eval()
-        if fold:
-            return deploy_at(n1, "", n2, fold=True).eval()
-        return nn.Sequential(n1, n2).eval()
+        return deploy_halves(n1, n2, fold=fold).eval()
 
     # ------------------------------------------------------------------ guards and housekeeping
 
@@ -360,14 +347,7 @@ class Lifted(nn.Module):
             raise SeamError(
                 "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) before training"
             )
-        if z_BK.ndim != 2 or z_BK.shape[1] != self.dim:
-            raise SeamError(
-                f"N1 returned shape {tuple(z_BK.shape)} where (batch, {self.dim}) was expected: the seam must be "
-                f"{self.dim} wide and nothing may follow the layer it lies behind"
-            )
-        check_labels(y_B, self.num_classes, values=self._device.type == "cpu")
-        if not len(z_BK):
-            raise ValueError("the batch is empty, and the consensus term is a mean over it: leave it out")
+        check_batch(z_BK, y_B, self.dim, self.num_classes, values=self._device.type == "cpu")
         if self.check_steps and self.training and torch.is_grad_enabled():
             self._guard.step(self.prototypes, self._witness())
 
@@ -429,6 +409,10 @@ class Lifted(nn.Module):
             self.n2._apply(fn)
             self.covariance._apply(keep_exactly)  # float64 moments stay float64
         return self
+
+
+def _trained(half: nn.Module) -> list[nn.Parameter]:
+    return [p for p in half.parameters() if p.requires_grad]
 
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:

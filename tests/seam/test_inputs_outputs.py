@@ -1,0 +1,115 @@
+"""What a model may take and give: inputs in one argument, a tensor of logits, and words for everything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from toys import CLASSES, FEATURES, batches, lifted, network
+
+import protoseam as ps
+
+X, Y = batches()[0]
+DATA = batches()
+
+
+def test_a_head_that_reads_the_classifier_again_is_refused_in_words() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Conv1d(1, 3, 4)  # not a Linear, so the lift leaves it as it is
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.head(x) + self.other(x[:, None]).squeeze(2)) / 2
+
+    net = ps.lift(TwoHeads(), num_classes=3, dim=8, init="random")
+    with pytest.raises(ps.SeamError, match="two heads"):
+        net(torch.randn(5, 4), torch.arange(5) % 3)
+
+
+def test_a_wrong_input_is_not_blamed_on_the_seam() -> None:
+    net = ps.lift(network(), dim=2, init="random")
+    x, y = DATA[0]
+    with pytest.raises(RuntimeError, match="dtype") as error:
+        net.objective(x.double(), y)
+    assert not isinstance(error.value, ps.SeamError)
+
+
+def test_a_model_that_returns_a_dict_is_told_to_be_wrapped() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.classifier(x)}
+
+    told = pytest.raises(ps.SeamError, match="returns a dict, not a tensor of logits: wrap it")
+    with told:
+        ps.lift(Named(), dim=2).initialize(DATA)
+    with told:
+        ps.lift(Named(), at="classifier", dim=2, probe=X)
+    with told:
+        ps.lift(Named(), dim=2).eval()(X)
+    with told:
+        ps.split(nn.Sequential(nn.Linear(FEATURES, FEATURES), Named()), "0", probe=X)
+
+
+def test_a_model_that_returns_something_else_when_training() -> None:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.aux, self.head = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            logits = self.head(x)
+            return (logits, self.aux(x)) if self.training else logits
+
+    net = ps.lift(TwoHeads(), dim=2)
+    net.initialize(DATA)
+    with pytest.raises(
+        ps.SeamError, match="TwoHeads returns, when training, a tuple, not a tensor of logits"
+    ):
+        net.train().objective(X, Y)
+
+
+def test_several_inputs_for_a_model_that_takes_them_apart() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.head(a + b)
+
+    with pytest.raises(
+        TypeError, match=r"Apart takes no dict \(.*'b'\)\. Inputs come as one argument, .*\*\*inputs"
+    ):
+        ps.lift(Apart(), dim=2, init="random").objective({"a": X, "b": X}, Y)
+
+
+def test_inputs_may_come_in_dicts_and_tuples() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x: Any) -> torch.Tensor:
+            a, b = x.values() if isinstance(x, dict) else x
+            return self.head(a + b)
+
+    plain = ps.lift(Sum(), dim=2)
+    plain.initialize([((x, x), y) for x, y in DATA])
+    named = ps.lift(Sum(), dim=2)
+    named.load_state_dict(plain.state_dict() | {"ready": torch.tensor(False)})
+    named.initialize([({"a": x, "b": x}, y) for x, y in DATA])
+    assert torch.equal(named.prototypes, plain.prototypes)
+
+
+def test_the_deployed_network_can_be_traced_before_it_is_deployed() -> None:
+    net = lifted().eval()
+    traced = torch.fx.symbolic_trace(net, concrete_args={"y": None, "generator": None})
+    assert torch.equal(traced(X), net(X))
