@@ -59,7 +59,8 @@ class Own(nn.Module):
 
 
 def lifted(model: nn.Module | None = None, **options: Any) -> ps.Lifted:
-    options = {"dim": DIM, "init": "random", "schedule": ps.SineAnneal(4, 8), **options}
+    usual: dict[str, Any] = {"dim": DIM, "init": "random", "schedule": ps.SineAnneal(4, 8), "draws": 1}
+    options = {**usual, "covariance": ps.ExactCovariance(), **options}
     return ps.lift(network() if model is None else model, num_classes=CLASSES, **options)
 
 

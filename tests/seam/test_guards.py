@@ -32,7 +32,7 @@ DATA = batches()
             Y[:, None],
             r"of shape \(16, 1\): pass y\.flatten\(\)\.long\(\)",
         ),  # argmax(1) would be class 0 for all
-        (torch.eye(CLASSES)[Y], r"of shape \(16, 4\): if they are one-hot, pass y\.argmax\(1\)"),
+        (torch.eye(CLASSES)[Y].long(), r"of shape \(16, 4\): if they are one-hot, pass y\.argmax\(1\)"),
         (torch.eye(CLASSES).long()[Y], r"got torch\.int64 of shape \(16, 4\)"),
     ],
 )
@@ -119,7 +119,8 @@ def test_labels_that_are_no_tensor() -> None:
 def test_embeddings_that_are_not_finite(value: float) -> None:
     x = X.clone()
     x[(Y == 1) | (Y == 3)] = value
-    net = ps.lift((nn.Linear(FEATURES, DIM), nn.Linear(DIM, CLASSES)), init="random")
+    halves = nn.Linear(FEATURES, DIM), nn.Linear(DIM, CLASSES)
+    net = ps.lift(halves, init="random", covariance=ps.ExactCovariance())
     bad = int(((Y == 1) | (Y == 3)).sum())
     blame = rf"{bad} of 16 samples, class 1, 3\. .*lr·ρ"
     with pytest.raises(ps.SeamError, match=f"embeddings in the consensus term: {blame}"):
@@ -328,7 +329,7 @@ def test_errors_can_be_caught_together() -> None:
 
 
 def test_a_collapsed_network_is_named() -> None:
-    net = ps.lift(nn.Linear(4, 3), num_classes=3, dim=2, init="random")
+    net = ps.lift(nn.Linear(4, 3), num_classes=3, dim=2, init="random", covariance=ps.ExactCovariance())
     with torch.no_grad():
         net.n1.weight.zero_()
     data = [(torch.randn(9, 4), torch.arange(9) % 3)]
@@ -338,7 +339,7 @@ def test_a_collapsed_network_is_named() -> None:
 
 def test_initialising_what_was_loaded_is_told() -> None:
     trained = lifted()
-    net = ps.lift(network(), dim=trained.dim)
+    net = ps.lift(network(), dim=trained.dim, covariance=ps.ExactCovariance())
     net.load_state_dict(trained.state_dict())
     with pytest.warns(ps.SeamWarning, match="had values already.*leave net.initialize out"):
         net.initialize(DATA)

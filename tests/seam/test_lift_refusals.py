@@ -238,7 +238,8 @@ def test_embeddings_that_are_never_negative() -> None:
     with pytest.warns(ps.SeamWarning, match="no embedding has a negative coordinate"):
         net.initialize(batches())
     net.refresh(batches())  # said once
-    net = ps.lift((n1, nn.Linear(DIM, CLASSES)), allow_relu=True, init="random")
+    exact = ps.ExactCovariance()
+    net = ps.lift((n1, nn.Linear(DIM, CLASSES)), allow_relu=True, init="random", covariance=exact)
     with pytest.warns(ps.SeamWarning, match="no embedding has a negative coordinate"):
         net.refresh(batches())  # nobody had to call initialize
 

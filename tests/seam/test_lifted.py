@@ -290,7 +290,9 @@ def test_parameter_groups() -> None:
     net = lifted()
     groups = {g["name"]: g for g in net.param_groups(lr=0.1, weight_decay=0.01)}
     assert groups.keys() == {"n1", "n2", "prototypes"}
-    assert {(g["lr"], g["weight_decay"]) for g in groups.values()} == {(0.1, 0.01)}
+    assert [(g["lr"], g["weight_decay"]) for g in groups.values()] == [(0.1, 0.01), (3.0, 0.01), (3.0, 0.01)]
+    slower = net.param_groups(lr=0.1, seam_lr=0.2)
+    assert [g["lr"] for g in slower] == [0.1, 0.2, 0.2]
     assert sum(len(g["params"]) for g in groups.values()) == len(list(net.parameters()))
     assert groups["prototypes"]["params"][0] is net.prototypes
     own = net.param_groups(lr=0.1, weight_decay=0.01, prototype_lr=0.5, prototype_weight_decay=0.0)[-1]

@@ -1,5 +1,7 @@
 """The method's maths: pure functions from tensors to tensors. Torch only; no modules, no IO, no globals."""
 
+from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
+from protoseam.core.calibration import calibration_error, fit_temperature, negative_log_likelihood
 from protoseam.core.covariance import (
     ClassFactors,
     Moments,
@@ -12,10 +14,12 @@ from protoseam.core.covariance import (
     optimal_floor,
     split_half_error,
 )
+from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
 from protoseam.core.objective import (
     consensus,
     consensus_slope,
+    pull_points,
     repulsion,
     sampled_classification,
     squared_residuals,
@@ -31,16 +35,25 @@ __all__ = [
     "Schedule",
     "SineAnneal",
     "at_least_float32",
+    "calibration_error",
     "class_factors",
     "class_moments",
     "consensus",
+    "consensus_factor",
     "consensus_slope",
     "empty_moments",
     "factorize",
+    "fit_temperature",
     "forward_sweep",
+    "head_factor",
+    "linear_discriminant",
     "merge_batch_",
     "merge_moments",
+    "negative_log_likelihood",
     "optimal_floor",
+    "pooled_covariance",
+    "prototype_factors",
+    "pull_points",
     "random_prototypes",
     "repulsion",
     "sample",

@@ -90,6 +90,14 @@ def check_one_label_each(z_BK: Tensor, y_B: Tensor) -> None:
         raise ValueError(f"labels must be int64 or int32, got {y_B.dtype}: pass y.long()")
 
 
+def check_one_target_each(z_BK: Tensor, y: Tensor) -> None:
+    """One label or one row of class probabilities per sample."""
+    if not y.is_floating_point():
+        check_one_label_each(z_BK, y)
+    elif len(z_BK) != len(y):
+        raise ValueError(f"{len(z_BK)} samples but {len(y)} rows of soft targets: give one row each")
+
+
 def class_moments(
     z_NK: Tensor,
     y_N: Tensor,

@@ -12,36 +12,64 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protoseam.core.covariance import check_one_label_each
+from protoseam.core.covariance import check_one_target_each
 from protoseam.core.devices import cuda_kernels
-from protoseam.core.precision import at_least_float32
+from protoseam.core.precision import at_least_float32, no_autocast
 from protoseam.core.sampling import sample
 
-__all__ = ["consensus", "consensus_slope", "repulsion", "sampled_classification", "squared_residuals"]
+__all__ = [
+    "consensus",
+    "consensus_slope",
+    "pull_points",
+    "repulsion",
+    "sampled_classification",
+    "squared_residuals",
+]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def squared_residuals(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor) -> Tensor:
-    """‖N1(x) − s_y‖² a sample, ``(B,)``."""
-    # index_select, not [y]: its backward is one index_add instead of a sort
-    check_one_label_each(z_BK, y_B)
-    s_BK = at_least_float32(prototypes_CK).index_select(0, y_B)
-    return (at_least_float32(z_BK) - s_BK).square().sum(1)
+def pull_points(y: Tensor, prototypes_CK: Tensor) -> Tensor:
+    """The point each sample is pulled to, ``(B, K)``: s_y for labels ``(B,)``, Σ_c q_c s_c for soft targets ``(B, C)``.
+
+    Σ_c q_c‖z − s_c‖² = ‖z − Σ_c q_c s_c‖² + Σ_c q_c‖s_c − Σ_c q_c s_c‖². The second term would only pull the
+    prototypes of mixed classes together, against repulsion, so soft targets take the first alone: the point form.
+    """
+    s_CK = at_least_float32(prototypes_CK)
+    if not y.is_floating_point():
+        # index_select, not [y]: its backward is one index_add instead of a sort
+        return s_CK.index_select(0, y)
+    if y.ndim != 2 or y.shape[1] != len(s_CK):
+        raise ValueError(
+            f"soft targets must be (batch, {len(s_CK)}), one probability per class; got shape {tuple(y.shape)}"
+        )
+    with no_autocast(s_CK.device):
+        return y.to(s_CK.dtype) @ s_CK
 
 
-def consensus(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
+def squared_residuals(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor) -> Tensor:
+    """‖N1(x) − s_y‖² of each sample, ``(B,)``; ``y`` holds labels ``(B,)`` or soft targets ``(B, C)``."""
+    check_one_target_each(z_BK, y)
+    return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)).square().sum(1)
+
+
+def consensus(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
     """ρ/(2|B|) Σ ‖N1(x) − s_y‖² (first term of eq:combinedLoss; trains θ1 and S).
 
     The sum of squares is divided by the batch size only, not by K: the paper's norm, not a mean.
+
+    Args:
+        z_BK: embeddings N1(x).
+        y: labels ``(B,)``, or soft targets ``(B, C)`` as mixup yields them: s_y is then Σ_c q_c s_c.
+        prototypes_CK: S.
+        rho: the penalty ρ.
     """
-    return 0.5 * rho * squared_residuals(z_BK, y_B, prototypes_CK).mean()
+    return 0.5 * rho * squared_residuals(z_BK, y, prototypes_CK).mean()
 
 
-def consensus_slope(z_BK: Tensor, y_B: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
-    """∂/∂N1(x) of :func:`consensus`: ρ/|B| (N1(x) − s_y). Minus its sums over the classes are ∂/∂S."""
-    s_BK = at_least_float32(prototypes_CK).index_select(0, y_B)
-    return (at_least_float32(z_BK) - s_BK) * (rho / len(y_B))
+def consensus_slope(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
+    """∂/∂N1(x) of :func:`consensus`: ρ/|B| (N1(x) − s_y). Minus its sums over the classes (−qᵀ·) are ∂/∂S."""
+    return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)) * (rho / len(y))
 
 
 def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: paper, eq:penalty
@@ -114,19 +142,21 @@ def sampled_classification(
     generator: torch.Generator | None = None,
     loss_fn: Loss | None = None,
     class_weights: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """1/n Σ_i E_ξ Lcls(N2(z_i), i) (second term of eq:combinedLoss; trains θ2 and S, does not depend on x).
 
     ``loss_fn(logits, labels)`` is any Lcls; it may return one loss a row or their mean (default: cross-entropy).
     ``class_weights`` (C,) replace the uniform 1/n, e.g. |D_i|/m for imbalanced data (remark (ii)); they are
-    used as they are, so they should sum to one, and they need a loss a row.
+    used as they are, so they should sum to one, and they need a loss a row. ``label_smoothing`` is cross-entropy's,
+    for N2 alone: smoothed targets for N1 would only shrink the prototypes' distances.
     """
     z_MCK = sample(prototypes_CK, factors, draws=draws, antithetic=antithetic, generator=generator)
     C = z_MCK.shape[1]
     logits = at_least_float32(head(z_MCK.flatten(0, 1)))
     labels = torch.arange(C, device=logits.device).repeat(draws)
     if loss_fn is None:
-        losses = F.cross_entropy(logits, labels, reduction="none")
+        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
     else:
         losses = at_least_float32(loss_fn(logits, labels))
     if losses.ndim == 0:

@@ -149,7 +149,7 @@ class Lifting(AbstractObjective):
         return self.net.deploy()
 
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-        return self.net.param_groups(lr, weight_decay)
+        return self.net.param_groups(lr, weight_decay, seam_lr=lr, bounded=False)
 
     def begin(self, sweep: Sweep) -> None:
         embeddings = sweep(self.net.embed)

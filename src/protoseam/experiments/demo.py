@@ -122,7 +122,9 @@ def train(
     if lifted:
         lifted.initialize(whole)  # FSInit
     optimizer = torch.optim.SGD(
-        lifted.param_groups(recipe.lr, recipe.weight_decay) if lifted else net.parameters(),
+        lifted.param_groups(recipe.lr, recipe.weight_decay, seam_lr=recipe.lr, bounded=False)
+        if lifted
+        else net.parameters(),
         lr=recipe.lr,
         weight_decay=recipe.weight_decay,
         momentum=recipe.momentum,

@@ -23,6 +23,7 @@ __all__ = [
     "find_classifier",
     "fold_linears",
     "get_layer",
+    "last_linear",
     "seam_linear",
 ]
 
@@ -98,6 +99,14 @@ def _is_plain(layer: nn.Linear) -> bool:
         return torch.equal(layer.forward(x), F.linear(x, layer.weight, layer.bias))
     except Exception:  # it wants more than an input
         return False
+
+
+def last_linear(n1: nn.Module, name: str | None) -> nn.Linear | None:
+    """The Linear whose output is N1's (the layer ``name``, or what N1 is or ends with); None if that is no Linear."""
+    last = n1.get_submodule(name) if name else n1
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    return last if isinstance(last, nn.Linear) else None
 
 
 def seam_linear(old: nn.Linear, dim: int) -> nn.Linear:

@@ -59,8 +59,15 @@ class AbstractCovariance(nn.Module):
 
     factors: Tensor
 
+    # Whether refresh makes new factors at all, and whether it makes them from what observe was shown.
+    refreshes: bool = True
+
     @property
     def needs_pass(self) -> bool:
+        return False
+
+    @property
+    def from_batches(self) -> bool:
         return False
 
     @abstractmethod
@@ -176,6 +183,10 @@ class RunningCovariance(AbstractCovariance):
             for name, value in empty_moments(num_classes, dim, self.structure)._asdict().items():
                 self.register_buffer(f"{name}_{half}", value)
 
+    @property
+    def from_batches(self) -> bool:
+        return True
+
     def _moments(self, half: int) -> Moments:
         return Moments(*(getattr(self, f"{name}_{half}") for name in Moments._fields))
 
@@ -201,6 +212,9 @@ class RunningCovariance(AbstractCovariance):
         return parts if reduce is None else [_pool_(part, reduce) for part in parts]
 
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
+        if z_NK is not None:  # an epoch of mixed targets left nothing to observe
+            C = len(self._moments(0).count_C)
+            return _refresh_exactly(self.factors, z_NK, y_N, C, self.floor, self.structure, reduce)
         parts = self.pool(reduce)
         whole = parts[0] if self.halves == 1 else merge_moments(*parts)
         if self.floor == "auto":
@@ -241,6 +255,8 @@ def _pool_(own: Moments, reduce: Reduce) -> Moments:
 
 class IsotropicCovariance(AbstractCovariance):
     """Σ̂ = v·I with v = ρ⁻¹ (remark (iii)) or a given variance: no statistics at all."""
+
+    refreshes = False
 
     def __init__(self, variance: float | None = None, floor: float = DEFAULT_FLOOR) -> None:
         super().__init__()
@@ -312,6 +328,10 @@ class SwitchCovariance(AbstractCovariance):
     def needs_pass(self) -> bool:
         return not bool(self.switched)
 
+    @property
+    def from_batches(self) -> bool:
+        return not self.needs_pass
+
     def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
         self.running.observe(z_BK, y_B)
 
@@ -327,7 +347,7 @@ class SwitchCovariance(AbstractCovariance):
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
         running = self.running
         if not self.needs_pass:
-            return running.refresh(None, None, reduce)
+            return running.refresh(z_NK, y_N, reduce)
         running.pool(reduce)  # so that any process's state can be the checkpoint before the switch, too
         return _refresh_exactly(
             running.factors, z_NK, y_N, self.num_classes, running.floor, self.structure, reduce

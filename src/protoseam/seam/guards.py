@@ -21,8 +21,10 @@ __all__ = [
     "check_embeddings",
     "check_labels",
     "check_output",
+    "check_soft_targets",
     "check_terms",
     "first_output",
+    "hard_labels",
     "name_some",
     "report_floors",
     "warn_collapse",
@@ -66,13 +68,39 @@ def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
         raise ValueError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
 
 
+def check_soft_targets(q_BC: Tensor, num_classes: int, *, values: bool = True) -> None:
+    """Soft targets must be probabilities ``(B, n)``; without ``values`` only their shape is checked."""
+    if q_BC.ndim != 2 or q_BC.shape[1] != num_classes:
+        raise ValueError(
+            f"targets must be class indices (batch,) as int64 or probabilities (batch, {num_classes}) as float, got "
+            f"{q_BC.dtype} of shape {tuple(q_BC.shape)}: {_as_indices(q_BC)}"
+        )
+    if values and len(q_BC):
+        low, sums_B = float(q_BC.min()), q_BC.sum(1)
+        worst = float(sums_B[(sums_B - 1).abs().argmax()])
+        if not low >= 0 or not abs(worst - 1) <= 1e-2:
+            raise ValueError(
+                f"each row of soft targets must be probabilities that sum to 1, but the smallest is {low:.3g} and one "
+                f"row sums to {worst:.3g}: pass softmax(1) of scores, or y.long() of labels"
+            )
+
+
+def hard_labels(q_BC: Tensor) -> Tensor | None:
+    """The labels of one-hot targets ``(B, C)``; None if some row is mixed."""
+    one_hot = ((q_BC == 0) | (q_BC == 1)).all() & (q_BC.sum(1) == 1).all()
+    return q_BC.argmax(1) if bool(one_hot) else None
+
+
 def check_batch(z_BK: Tensor, y_B: Tensor, dim: int, num_classes: int, *, values: bool) -> None:
     if z_BK.ndim != 2 or z_BK.shape[1] != dim:
         raise SeamError(
             f"N1 returned shape {tuple(z_BK.shape)} where (batch, {dim}) was expected: the seam must be {dim} wide and "
             "nothing may follow the layer it lies behind"
         )
-    check_labels(y_B, num_classes, values=values)
+    if isinstance(y_B, Tensor) and y_B.is_floating_point() and y_B.ndim == 2:
+        check_soft_targets(y_B, num_classes, values=values)
+    else:
+        check_labels(y_B, num_classes, values=values)
     if not len(z_BK):
         raise ValueError("the batch is empty, and the consensus term is a mean over it: leave it out")
 
@@ -82,7 +110,7 @@ def _as_indices(y_B: Tensor) -> str:
         return "pass y.long()" if y_B.ndim else "one label a sample"
     if y_B.shape[1:].numel() == 1:  # argmax would make them all 0
         return "pass y.flatten().long()"
-    return "if they are one-hot, pass y.argmax(1)"
+    return "if they are one-hot, pass y.argmax(1), or y.float() for soft targets"
 
 
 def check_output(model: nn.Module, output: object) -> None:
@@ -109,7 +137,7 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
     # a sum shows any NaN or infinity among its terms, and needs no mask as large as the embeddings
     bad_N = ~z_NK.sum(1, dtype=torch.float64).isfinite()
     if bool(bad_N.any()):
-        classes = y_N[bad_N].unique().tolist()
+        classes = (y_N if y_N.ndim == 1 else y_N.argmax(1))[bad_N].unique().tolist()
         raise SeamError(
             f"N1 returned non-finite embeddings in {where}: {int(bad_N.sum())} of {len(z_NK)} samples, "
             f"class {name_some(classes)}. Look for NaN in their inputs first, and drop or fill those. If there is "

@@ -35,10 +35,11 @@ def lift(
     init: Init | Tensor = "fsinit",
     alpha: float = 2.0,
     repulsion_scale: float | None = None,
-    draws: int = 1,
+    draws: int | None = None,
     antithetic: bool = False,
     class_weights: ClassWeights = "uniform",
     loss_fn: Loss | None = None,
+    label_smoothing: float = 0.0,
 ) -> Lifted:
     """Lift a classifier at one seam.
 
@@ -118,6 +119,7 @@ def lift(
         antithetic=antithetic,
         class_weights=class_weights,
         loss_fn=loss_fn,
+        label_smoothing=label_smoothing,
     )
 
 

@@ -11,19 +11,22 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
 from protoseam.core.covariance import check_one_label_each, class_moments
+from protoseam.core.discriminant import pooled_covariance
 from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
 from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
-from protoseam.seam.classifier import deploy_at, deploy_halves
-from protoseam.seam.covariance import AbstractCovariance, ExactCovariance, Refreshed
+from protoseam.seam.bounding import GradientBounds, bounded, watched_features
+from protoseam.seam.classifier import deploy_at, deploy_halves, last_linear
+from protoseam.seam.covariance import AbstractCovariance, Refreshed, RunningCovariance
+from protoseam.seam.groups import parameter_groups
 from protoseam.seam.guards import (
     SeamError,
     SeamWarning,
@@ -34,14 +37,17 @@ from protoseam.seam.guards import (
     check_output,
     check_terms,
     first_output,
+    hard_labels,
     report_floors,
     warn_collapse,
     warn_counts,
     warn_halves,
     warn_one_sided,
 )
+from protoseam.seam.heads import refit_linear, scale_logits, temperature_of
+from protoseam.seam.loop import LoopGuard, each_epoch
 from protoseam.seam.passes import collect_embeddings
-from protoseam.seam.processes import all_reduce, broadcast
+from protoseam.seam.processes import all_reduce, broadcast, world_size
 from protoseam.seam.prototypes import Init, first_prototypes
 
 __all__ = ["Lifted", "Terms"]
@@ -80,10 +86,11 @@ class Lifted(nn.Module):
         init: Init | Tensor = "fsinit",
         alpha: float = 2.0,  # paper, eq:penalty
         repulsion_scale: float | None = None,  # None: tied to ρ, the paper's remark (i)
-        draws: int = 1,  # alg:lifted, line 5
+        draws: int | None = None,
         antithetic: bool = False,
         class_weights: ClassWeights = "uniform",  # remark (ii)
         loss_fn: Loss | None = None,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         if class_weights not in ("uniform", "frequency"):
@@ -94,6 +101,7 @@ class Lifted(nn.Module):
             )
         if schedule is not None and (isinstance(schedule, type) or not callable(schedule)):
             raise TypeError(f"schedule must be a schedule such as ps.SineAnneal(1, 16), got {schedule!r}")
+        draws = _default_draws(num_classes, antithetic) if draws is None else draws
         check_draws(draws, antithetic)
         if not 0 < alpha < math.inf:
             raise ValueError(
@@ -101,21 +109,22 @@ class Lifted(nn.Module):
             )
         if repulsion_scale is not None and not 0 <= repulsion_scale < math.inf:
             raise ValueError(f"repulsion_scale must be 0 or more, or None for ρ; got {repulsion_scale}")
+        if not 0 <= label_smoothing < 1 or (label_smoothing and loss_fn is not None):
+            raise ValueError(
+                f"label_smoothing={label_smoothing}: it is a fraction in [0, 1) of N2's cross-entropy; with a loss_fn "
+                "of your own, smooth there"
+            )
         self.n1, self.n2 = n1, n2
         self.num_classes, self.dim = num_classes, dim
         self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer
         self.schedule: Schedule = SineAnneal() if schedule is None else schedule
         self.alpha, self.repulsion_scale = alpha, repulsion_scale
-        self.draws, self.antithetic, self.class_weights, self.loss_fn = (
-            draws,
-            antithetic,
-            class_weights,
-            loss_fn,
-        )
+        self.draws, self.antithetic, self.class_weights = draws, antithetic, class_weights
+        self.loss_fn, self.label_smoothing = loss_fn, label_smoothing
         self.init = init if isinstance(init, str) else "given"
         device = next((p.device for p in n1.parameters()), torch.device("cpu"))
         self.prototypes = nn.Parameter(first_prototypes(init, num_classes, dim).to(device))
-        self.covariance = ExactCovariance() if covariance is None else copy.deepcopy(covariance)
+        self.covariance = RunningCovariance() if covariance is None else copy.deepcopy(covariance)
         self.covariance.bind(num_classes, dim)
         self.covariance.to(device)
         rho = rho_at(self.schedule, 1, 2)  # where it ends: a loop without set_progress has no ramp
@@ -125,12 +134,16 @@ class Lifted(nn.Module):
         self.register_buffer("class_count", torch.zeros(num_classes, dtype=torch.int64, device=device))
         self.register_buffer("ready", torch.tensor(self.init != "fsinit", device=device))
         self._ready, self._counted, self._looked = bool(self.ready), False, False
+        self._samples = 0  # of the training data, once counted
         self.register_load_state_dict_post_hook(_after_load)
         # Under DDP each process accumulates its own samples; refresh() merges them.
         self._ddp_params_and_buffers_to_ignore = [
             f"covariance.{name}" for name in self.covariance.rank_local_buffers()
         ]
-        self._guard = StepGuard()
+        self._guard, self._loop = StepGuard(), LoopGuard()
+        self._bounds: GradientBounds | None = None
+        self._groups: list[dict[str, Any]] | None = None
+        self._trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
         self._proved = seam_layer is None
         self._last_terms: Tensor | None = None
 
@@ -149,19 +162,34 @@ class Lifted(nn.Module):
             check_output(self.n1, z)
             logits: Tensor = self.n2(z)
             return logits
-        z_BK = self.embed(x)
         eager = not torch.compiler.is_compiling()
+        if eager and self._bounds is not None and torch.is_grad_enabled():
+            with watched_features(last_linear(self.n1, self.seam_layer)) as seen:
+                z_BK = self.embed(x)
+            self._bounds.feature_square = seen[-1] if seen else None
+        else:
+            z_BK = self.embed(x)
         if eager:
-            self._before_step(z_BK, y)
+            y = self._before_step(z_BK, y)
         terms = self._terms(z_BK, y, generator)
         if eager:
             self._after_step(terms, z_BK, y)
-        if self.training:
+        if self.training and not y.is_floating_point():
             self.covariance.observe(z_BK.detach(), y)
         return terms
 
     def objective(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> Terms:
-        """The loss terms of a batch: ``net(x, y)`` by another name."""
+        """The loss terms of a batch: ``net(x, y)`` by another name.
+
+        Args:
+            x: inputs of N1.
+            y: labels ``(B,)``, int64; or soft targets ``(B, n)``, float, as mixup and CutMix yield them. N1 is then
+                pulled to Σ_c q_c s_c; one-hot rows count as labels.
+            generator: of the samples that N2 learns from; torch's default one unless given.
+
+        Returns:
+            ``Terms``; ``.total`` is the one to minimise.
+        """
         terms: Terms = self(x, y, generator=generator)
         return terms
 
@@ -185,7 +213,10 @@ class Lifted(nn.Module):
     def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:
         pull = self.consensus(z_BK, y_B)
         classify, push = self.apart(self.prototypes, generator)
-        return Terms(pull + classify + push, pull, classify, push)
+        total = pull + classify + push
+        if self._bounds is not None and total.requires_grad and not torch.compiler.is_compiling():
+            total = bounded(self, total, pull, self._bounds)
+        return Terms(total, pull, classify, push)
 
     def consensus(self, z_BK: Tensor, y_B: Tensor) -> Tensor:
         """The one term that looks at the images, given their embeddings."""
@@ -202,6 +233,7 @@ class Lifted(nn.Module):
             generator=generator,
             loss_fn=self.loss_fn,
             class_weights=self._weights(),
+            label_smoothing=self.label_smoothing,
         )
         weight = self.rho if self.repulsion_scale is None else self.repulsion_scale
         return classify, weight * repulsion(prototypes_CK, self.alpha)
@@ -218,23 +250,65 @@ class Lifted(nn.Module):
         lr: float,
         weight_decay: float | None = None,
         *,
+        seam_lr: float | None = None,
+        body_lr: float | None = None,
         prototype_lr: float | None = None,
         prototype_weight_decay: float | None = None,
+        bounded: bool = True,
     ) -> list[dict[str, Any]]:
-        """Groups for any torch optimizer: N1, N2 and the prototypes, each named.
+        """Groups for any torch optimizer: N1 at your rate, N2 and the prototypes faster.
 
-        Without ``weight_decay`` they have none of their own, and the optimizer's applies.
-        The paper trains S like the rest; whether it decays S is unstated, and hardly matters (.5 points at most
-        on CIFAR-100), so the prototypes take the common settings unless told otherwise.
+        Args:
+            lr: N1's learning rate, what you would take for cross-entropy.
+            weight_decay: of every group; without it the optimizer's applies.
+            seam_lr: rate of N2 and the prototypes; 30·lr unless given.
+            body_lr: rate of N1 without the seam's own Linear, for fine-tuning; 0 freezes the body
+                (``requires_grad`` becomes False). ``lr`` unless given.
+            prototype_lr: rate of the prototypes, if it shall differ from ``seam_lr``.
+            prototype_weight_decay: of the prototypes alone; ``weight_decay`` unless given.
+            bounded: keep each backward's gradients within the limits of :mod:`protoseam.core.bounds`, which follow from
+                these rates; False leaves the gradients as they are (the paper's recipes).
+
+        Returns:
+            Dicts with ``name``, ``params``, ``lr`` and, where told, ``weight_decay``.
         """
-        s_lr = lr if prototype_lr is None else prototype_lr
-        s_decay = weight_decay if prototype_weight_decay is None else prototype_weight_decay
-        groups: list[dict[str, Any]] = [
-            {"name": "n1", "params": _trained(self.n1), "lr": lr, "weight_decay": weight_decay},
-            {"name": "n2", "params": _trained(self.n2), "lr": lr, "weight_decay": weight_decay},
-            {"name": "prototypes", "params": [self.prototypes], "lr": s_lr, "weight_decay": s_decay},
-        ]
-        return [{k: v for k, v in group.items() if v is not None} for group in groups if group["params"]]
+        groups = parameter_groups(
+            self.n1,
+            self.n2,
+            self.prototypes,
+            last_linear(self.n1, self.seam_layer),
+            lr=lr,
+            weight_decay=weight_decay,
+            seam_lr=seam_lr,
+            body_lr=body_lr,
+            prototype_lr=prototype_lr,
+            prototype_weight_decay=prototype_weight_decay,
+        )
+        rates = {group["name"]: group["lr"] for group in groups}
+        seam = max(rates.get("n2", 0.0), rates["prototypes"])
+        self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam) if bounded else None
+        self._groups = groups
+        return groups
+
+    def epochs(
+        self, loader: Iterable[Any], epochs: int, start: int = 0, *, sweep: Iterable[Any] | None = None
+    ) -> Iterator[int]:
+        """The epochs of a training loop, with what each needs: ``for epoch in net.epochs(loader, 40):``.
+
+        Before the first it looks at the data (:meth:`initialize`), unless the state of a checkpoint was loaded. Each
+        epoch begins with its ρ(t) (:meth:`set_progress`) and ends with new factors of Σ̃ (:meth:`refresh`). A loop
+        that is left by ``break`` or an exception just ends: go on with ``start``.
+
+        Args:
+            loader: the training data, ``(inputs, labels)`` pairs; anything that can be iterated more than once.
+            epochs: how many there are in all, the finished ones included.
+            start: the first to train; after a checkpoint the number of finished epochs.
+            sweep: another loader for the looks at the data, where ``loader`` yields mixed targets.
+
+        Yields:
+            The number of each epoch, from ``start`` to ``epochs`` − 1.
+        """
+        return each_epoch(self, loader, epochs, start, loader if sweep is None else sweep)
 
     def initialize(
         self, loader: Iterable[Any] | None = None, *, embeddings: tuple[Tensor, Tensor] | None = None
@@ -276,6 +350,7 @@ class Lifted(nn.Module):
                 SeamWarning,
                 stacklevel=2,
             )
+        self._loop.progressed()
         self.rho.fill_(rho)
         self.progress.copy_(torch.tensor([epoch, epochs]))
         self.covariance.progress(rho, lr)
@@ -287,13 +362,52 @@ class Lifted(nn.Module):
         self._between_epochs()
         self._check_ready()
         z_NK = y_N = None
-        if self.covariance.needs_pass:
+        only_mixed = self.covariance.from_batches and self._trained_on == {"mixed"}
+        self._trained_on.clear()
+        if self.covariance.needs_pass or only_mixed:
             z_NK, y_N = self._swept(loader, embeddings, "refresh")
         found = self.covariance.refresh(z_NK, y_N, all_reduce())
         if found is not None:
             self._report(found)
         if z_NK is not None and not self._looked:
             self._look(z_NK, self.class_count)
+        self._loop.refreshed()
+        epoch, epochs = self.progress.tolist()
+        if self.check_steps and epochs > 1:
+            self._loop.judge(
+                self.head, self.prototypes, self.covariance.factors, self.alpha, int(epoch), int(epochs)
+            )
+
+    @torch.no_grad()
+    def refit_head(self) -> None:
+        """Set N2 in closed form: the linear discriminant of the prototypes and the pooled Σ̃, as now estimated.
+
+        For a head that has had too few steps, in short schedules and fine-tuning. N2 must be one Linear with a bias.
+        """
+        self._check_ready()
+        covariance_KK = pooled_covariance(self.covariance.factors, self.dim)
+        refit_linear(self.n2, self.prototypes, covariance_KK, self._weights(), what="refit_head")
+
+    @torch.no_grad()
+    def calibrate(self, loader: Iterable[Any]) -> float:
+        """Make the probabilities mean what they say: one temperature, by likelihood, folded into N2.
+
+        The arg max of the logits stays as it is, and ``deploy`` carries the result. Training on undoes it step by step,
+        so calibrate last.
+
+        Args:
+            loader: held-out ``(inputs, labels)`` pairs, not the training data, on which every network looks too sure.
+
+        Returns:
+            The temperature; above 1 the network was too confident.
+        """
+        logits_NC, y_N = collect_embeddings(
+            self, lambda x: self.head(self.embed(x)), loader, self._device, "calibrate"
+        )
+        check_labels(y_N, self.num_classes)
+        temperature = temperature_of(logits_NC, y_N)
+        scale_logits(self.n2, 1 / temperature)
+        return temperature
 
     @torch.no_grad()
     def deploy(self, *, fold: bool = False) -> nn.Module:
@@ -306,6 +420,16 @@ class Lifted(nn.Module):
         if self.seam_layer is not None:
             return deploy_at(n1, self.seam_layer, n2, fold=fold).eval()
         return deploy_halves(n1, n2, fold=fold).eval()
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the prototypes have values and the classes were counted: by ``initialize`` or a checkpoint."""
+        return self._ready and self._counted
+
+    @property
+    def _rate(self) -> float | None:
+        """N1's learning rate now, as far as the optimizer works on the groups it was given."""
+        return None if self._groups is None else float(self._groups[0]["lr"])
 
     # ------------------------------------------------------------------ guards and housekeeping
 
@@ -341,15 +465,22 @@ class Lifted(nn.Module):
                 "net.initialize(loader) before training, or lift with init='random'"
             )
 
-    def _before_step(self, z_BK: Tensor, y_B: Tensor) -> None:
+    def _before_step(self, z_BK: Tensor, y: Tensor) -> Tensor:
+        """Check what can go wrong before a step; the targets, as labels where they are."""
         self._check_ready()
         if self.class_weights == "frequency" and not self._counted:
             raise SeamError(
                 "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) before training"
             )
-        check_batch(z_BK, y_B, self.dim, self.num_classes, values=self._device.type == "cpu")
-        if self.check_steps and self.training and torch.is_grad_enabled():
-            self._guard.step(self.prototypes, self._witness())
+        check_batch(z_BK, y, self.dim, self.num_classes, values=self._device.type == "cpu")
+        if y.is_floating_point() and (labels := hard_labels(y)) is not None:
+            y = labels
+        if self.training and torch.is_grad_enabled():
+            self._trained_on.add("mixed" if y.is_floating_point() else "hard")
+            if self.check_steps:
+                self._guard.step(self.prototypes, self._witness())
+                self._loop.step(len(y) * world_size(), self._samples, self.covariance.refreshes)
+        return y
 
     # A training engine that looks after non-finite steps, or has the prototypes in its optimizer for sure, switches the
     # seam's own checks of them off.
@@ -386,6 +517,7 @@ class Lifted(nn.Module):
     def _set_ready(self) -> None:
         self.ready.fill_(True)
         self._ready = self._counted = True
+        self._samples = int(self.class_count.sum())
 
     @property
     def _device(self) -> torch.device:
@@ -411,13 +543,20 @@ class Lifted(nn.Module):
         return self
 
 
-def _trained(half: nn.Module) -> list[nn.Parameter]:
-    return [p for p in half.parameters() if p.requires_grad]
+# alg:lifted, line 5, draws one sample per class; with few classes N2 then sees too little per step. Four per class made
+# short schedules with ten classes a point better on the first-try panel.
+_LEAST_SAMPLES = 64
+
+
+def _default_draws(num_classes: int, antithetic: bool) -> int:
+    draws = max(1, -(-_LEAST_SAMPLES // num_classes)) if num_classes < _LEAST_SAMPLES else 1
+    return draws + draws % 2 if antithetic else draws
 
 
 def _after_load(module: nn.Module, incompatible: Any) -> None:
     assert isinstance(module, Lifted)
     module._ready, module._counted = bool(module.ready), bool(module.class_count.any())
-    module._guard = StepGuard()
+    module._guard, module._loop = StepGuard(), LoopGuard()
+    module._samples = int(module.class_count.sum())
     module._guard.moved = int(module.progress[0]) > 0
     module._last_terms = None  # going back to a checkpoint ends a divergence

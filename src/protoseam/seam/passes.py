@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
-from protoseam.seam.guards import SeamWarning
+from protoseam.seam.guards import SeamWarning, hard_labels
 
 __all__ = ["as_deployed", "collect_embeddings"]
 
@@ -53,6 +53,7 @@ def collect_embeddings(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
             x, y = _moved(batch[0], device), torch.as_tensor(batch[1]).to(device, non_blocking=True)
+            y = _labels(y, what)
             # a normalisation without statistics cannot take them from one sample: it goes with the batch before
             joined = fresh and isinstance(x, Tensor) and len(x) == 1 and isinstance(before, Tensor)
             try:
@@ -86,6 +87,20 @@ def collect_embeddings(
             stacklevel=4,
         )
     return torch.cat(zs), torch.cat(ys)
+
+
+def _labels(y: Tensor, what: str) -> Tensor:
+    """A class per sample; soft targets have one only where they are one-hot."""
+    if not (y.is_floating_point() and y.ndim == 2 and y.shape[1] > 1):
+        return y
+    labels = hard_labels(y)
+    if labels is None:
+        raise ValueError(
+            f"{what} needs the class of each sample, but the loader yields mixed targets (mixup, CutMix or label "
+            "smoothing). Give it an unmixed loader of the same data: net.epochs(loader, epochs, sweep=clean_loader), "
+            f"or net.{what}(clean_loader)"
+        )
+    return labels
 
 
 def _mostly_one_class(ys: list[Tensor]) -> bool:

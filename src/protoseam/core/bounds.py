@@ -1,0 +1,73 @@
+"""How large a step may be: limits that follow from the objective, so that no threshold has to be tuned.
+
+Each half of a lifted network minimises a term whose shape is known, which says how far a gradient can be trusted at a
+learning rate. Plain gradient steps (SGD) beyond these limits diverge; Adam, which rescales gradients itself, is hardly
+changed by them. Everything stays on the device: no value is read by the host.
+
+Legend: C classes, K seam width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["consensus_factor", "head_factor", "prototype_factors"]
+
+# Measured with SGD (momentum .9) on the first-try panel (benchmarks/first_try.py); docs/method-card.md has the figures.
+KAPPA_CONSENSUS = 1.0
+KAPPA_HEAD = 1.0
+KAPPA_PROTOTYPES = 0.1
+_TINY = 1e-30
+
+
+def consensus_factor(
+    loss: Tensor,
+    gradient_square: Tensor,
+    rho: float | Tensor,
+    feature_square: Tensor | None,
+    lr: float | Tensor,
+) -> Tensor:
+    """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smaller of two limits.
+
+    *The last layer's curvature.* In the weights of the Linear that ends N1 the consensus term is a least-squares
+    problem of curvature ρ·E[hhᵀ], h that layer's input. Noisy gradient steps are stable up to κ/(ρ·E‖h‖²), the limit
+    of the normalised LMS filter: 1/(lr·ρ·E‖h‖²).
+
+    *The curvature of all of N1 along the gradient*, of which a quadratic of curvature c with minimum 0 tells by
+    L/‖∇L‖² = 1/(2c): Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020). Where classes
+    overlap L stays above 0, and the first limit is the tighter one.
+
+    Args:
+        loss: the consensus term L of the batch.
+        gradient_square: ‖∇L‖² over all parameters of N1.
+        rho: the penalty ρ in L.
+        feature_square: E‖(h, 1)‖², with the bias; None if N1 does not end in a Linear.
+        lr: N1's learning rate.
+    """
+    share = loss / (lr * gradient_square + _TINY)
+    if feature_square is not None:
+        share = torch.minimum(share, 1 / (lr * rho * feature_square + _TINY))
+    return (KAPPA_CONSENSUS * share).clamp(max=1.0)
+
+
+def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> Tensor:
+    """min(1, κ/(lr·½(E‖z‖² + 1))) for a linear N2 on samples z of the seam; + 1 is for its bias.
+
+    Cross-entropy's second derivative in the logits is at most ½, so the curvature in N2's weights is at most
+    ½·E‖(z, 1)‖², with E‖z‖² = mean ‖s_i‖² + tr Σ̃_i known without drawing a sample.
+    """
+    spread = factors.square().sum((-2, -1)).mean() if factors.ndim == 3 else None
+    if spread is None:
+        spread = factors.square().expand(-1, prototypes_CK.shape[1]).sum(1).mean()
+    square = prototypes_CK.square().sum(1).mean() + spread
+    return (KAPPA_HEAD / (lr * 0.5 * (square + 1))).clamp(max=1.0)
+
+
+def prototype_factors(gradient_CK: Tensor, alpha: float, lr: float | Tensor) -> Tensor:
+    """min(1, κ/(α·lr·‖∇_i‖)) for each prototype, ``(C, 1)``: no step is longer than κ/α.
+
+    1/α is the distance over which repulsion fades, the only length the objective knows. Near-coincident prototypes
+    repel with a force of ρα each, however close they are, so a step could otherwise throw them far apart.
+    """
+    return (KAPPA_PROTOTYPES / (alpha * lr * gradient_CK.norm(dim=1, keepdim=True) + _TINY)).clamp(max=1.0)

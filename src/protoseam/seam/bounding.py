@@ -1,0 +1,135 @@
+"""Gradients kept in bounds: the limits of :mod:`protoseam.core.bounds`, applied at the end of every backward.
+
+Data in: a batch's consensus term and the gradients the backward left; data out: the same gradients, scaled. It owns
+the learning rates that ``net.param_groups`` was told and, while gradients accumulate, what was applied to them so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
+from protoseam.seam.processes import all_reduce, world_size
+
+if TYPE_CHECKING:
+    from protoseam.seam.lifted import Lifted
+
+__all__ = ["GradientBounds", "bounded", "watched_features"]
+
+_LEAST = 1e-12  # a factor that is undone when gradients accumulate must not be 0
+
+
+class GradientBounds:
+    """Scales N1's, N2's and the prototypes' gradients in place, each by its own limit.
+
+    Args:
+        lr: N1's learning rate.
+        seam_lr: that of N2 and the prototypes.
+    """
+
+    def __init__(self, lr: float, seam_lr: float) -> None:
+        self.lr, self.seam_lr = lr, seam_lr
+        self.feature_square: Tensor | None = (
+            None  # E‖(h, 1)‖² of the last batch, h the input of N1's last Linear
+        )
+        self._applied: tuple[Tensor, Tensor] | None = (
+            None  # to N1's and N2's gradients, since they were zeroed
+        )
+        self._loss: Tensor | None = None  # the consensus term behind them, times its weight
+        self._weight: Tensor | None = None  # 1, or what a loss scale or an accumulation makes of it
+
+    @torch.no_grad()
+    def begin(self, net: Lifted, loss: Tensor, weight: Tensor) -> None:
+        """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
+        n1, n2 = _gradients(net.n1), _gradients(net.n2)
+        if n1 and self._applied is not None and self._loss is not None and self._weight is not None:
+            for gradients, factor in zip((n1, n2), self._applied, strict=True):
+                if gradients:
+                    torch._foreach_div_(gradients, factor)
+            left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
+            loss, weight = weight * loss + left * self._loss, weight + left * self._weight
+        else:
+            loss = weight * loss
+        self._loss, self._weight = loss, weight
+
+    @torch.no_grad()
+    def end(self, net: Lifted) -> None:
+        """All gradients are there: bring them within their limits."""
+        if self._loss is None or self._weight is None:
+            return
+        loss, features = self._loss / self._weight, self.feature_square
+        if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
+            both = torch.stack([loss, loss if features is None else features.to(loss.dtype)])
+            add(both)
+            loss, mean = (both / world_size()).unbind()
+            features = None if features is None else mean
+        n1, n2, s_CK = _gradients(net.n1), _gradients(net.n2), net.prototypes.grad
+        one = torch.ones_like(loss)
+        body, head = one, one
+        if n1 and self.lr > 0:
+            square = _square(n1) / self._weight.square()
+            body = consensus_factor(loss, square, net.rho, features, self.lr).clamp(min=_LEAST)
+            torch._foreach_mul_(n1, body)
+        if n2 and self.seam_lr > 0 and isinstance(net.n2, nn.Linear):
+            head = head_factor(net.prototypes, net.covariance.factors, self.seam_lr).to(loss.dtype)
+            torch._foreach_mul_(n2, head)
+        if s_CK is not None and self.seam_lr > 0:
+            s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
+        self._applied = body, head
+
+
+@contextmanager
+def watched_features(last: nn.Linear | None) -> Iterator[list[Tensor]]:
+    """Within, the E‖(h, 1)‖² of every input h that ``last`` gets."""
+    seen: list[Tensor] = []
+    if last is None:
+        yield seen
+        return
+
+    def watch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0].detach().float().square().sum(-1).mean() + 1)
+
+    handle = last.register_forward_pre_hook(watch)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def bounded(net: Lifted, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
+    """``total``, whose backward ends with ``bounds`` applied to the gradients of ``net``."""
+    out: Tensor = _Bounded.apply(total, loss.detach(), net, bounds)
+    return out
+
+
+class _Bounded(torch.autograd.Function):
+    """The identity; its backward is the first of the objective's, and asks to be called again after the last."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, loss: Tensor, net: Lifted, bounds: GradientBounds) -> Tensor:
+        ctx.loss, ctx.net, ctx.bounds = loss, net, bounds
+        return total.view_as(total)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = grad_outputs
+        net, bounds = ctx.net, ctx.bounds
+        bounds.begin(net, ctx.loss, weight)
+        engine = torch.autograd.Variable._execution_engine
+        # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
+        engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
+        return weight, None, None, None
+
+
+def _gradients(half: nn.Module) -> list[Tensor]:
+    return [p.grad for p in half.parameters() if p.grad is not None]
+
+
+def _square(gradients: list[Tensor]) -> Tensor:
+    norms = torch._foreach_norm([g if g.dtype != torch.float16 else g.float() for g in gradients])
+    return torch.stack([n.float() for n in norms]).square().sum()

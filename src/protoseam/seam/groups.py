@@ -1,0 +1,58 @@
+"""Parameter groups of a lifted network: N1 at the user's rate, the seam faster, the body slower where wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+__all__ = ["SEAM_SPEED", "parameter_groups"]
+
+# N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 1,
+# 5, 10, 20, 40 and 100 times N1's rate, 20 and 40 did best on the first-try panel (benchmarks/first_try.py).
+SEAM_SPEED = 30.0
+
+
+def parameter_groups(
+    n1: nn.Module,
+    n2: nn.Module,
+    prototypes: nn.Parameter,
+    last: nn.Linear | None,
+    *,
+    lr: float,
+    weight_decay: float | None,
+    seam_lr: float | None,
+    body_lr: float | None,
+    prototype_lr: float | None,
+    prototype_weight_decay: float | None,
+) -> list[dict[str, Any]]:
+    """Named groups without the settings that were not told; ``last`` is the Linear that ends N1."""
+    seam_lr = SEAM_SPEED * lr if seam_lr is None else seam_lr
+    s_lr = seam_lr if prototype_lr is None else prototype_lr
+    s_decay = weight_decay if prototype_weight_decay is None else prototype_weight_decay
+    groups: list[dict[str, Any]] = [
+        {"name": "n1", "params": _trained(n1), "lr": lr, "weight_decay": weight_decay},
+        {"name": "n2", "params": _trained(n2), "lr": seam_lr, "weight_decay": weight_decay},
+        {"name": "prototypes", "params": [prototypes], "lr": s_lr, "weight_decay": s_decay},
+    ]
+    if body_lr is not None:
+        groups[:1] = _body_and_seam(groups[0], last, body_lr)
+    return [{k: v for k, v in group.items() if v is not None} for group in groups if group["params"]]
+
+
+def _body_and_seam(n1: dict[str, Any], last: nn.Linear | None, body_lr: float) -> list[dict[str, Any]]:
+    """N1's group in two: the body, slower or frozen, and the Linear that ends it."""
+    if last is None:
+        raise ValueError("body_lr= parts N1 before the Linear that ends it, but this N1 does not end in one")
+    own = {id(p) for p in last.parameters()}
+    body = [p for p in n1["params"] if id(p) not in own]
+    if body_lr == 0:
+        for p in body:
+            p.requires_grad_(False)
+        body = []
+    seam = [p for p in n1["params"] if id(p) in own]
+    return [{**n1, "name": "body", "params": body, "lr": body_lr}, {**n1, "params": seam}]
+
+
+def _trained(half: nn.Module) -> list[nn.Parameter]:
+    return [p for p in half.parameters() if p.requires_grad]

@@ -1,0 +1,59 @@
+"""N2 set by formulas instead of steps: the linear discriminant, and one temperature."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.core.calibration import MOST_SHARPENING, fit_temperature
+from protoseam.core.discriminant import linear_discriminant
+from protoseam.seam.guards import SeamError, SeamWarning
+
+__all__ = ["refit_linear", "scale_logits", "temperature_of"]
+
+
+@torch.no_grad()
+def refit_linear(
+    head: nn.Module, means_CK: Tensor, covariance_KK: Tensor, prior_C: Tensor | None, *, what: str
+) -> None:
+    """Set a Linear with bias to the linear discriminant of these classes."""
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        found = "a Linear without bias" if isinstance(head, nn.Linear) else type(head).__name__
+        raise SeamError(
+            f"{what} sets N2 in closed form, which needs N2 to be one Linear with a bias, but it is {found}: "
+            "leave it out and let N2 learn"
+        )
+    weight_CK, bias_C = linear_discriminant(means_CK, covariance_KK, prior_C)
+    head.weight.copy_(weight_CK)
+    head.bias.copy_(bias_C)
+
+
+def temperature_of(logits_NC: Tensor, y_N: Tensor) -> float:
+    """The temperature that held-out logits ask for; says so where they name none."""
+    temperature = fit_temperature(logits_NC, y_N)
+    if not 1.01 / MOST_SHARPENING < temperature < 0.99 * MOST_SHARPENING:
+        right = float((logits_NC.argmax(1) == y_N).double().mean())
+        warnings.warn(
+            f"calibrate: the likelihood of these {len(y_N)} samples ({100 * right:.1f} % of them classified rightly) "
+            f"has no best temperature short of {temperature:.3g}, where the search ends. Use more held-out samples, "
+            "some of which the network gets wrong",
+            SeamWarning,
+            stacklevel=3,
+        )
+    return temperature
+
+
+@torch.no_grad()
+def scale_logits(head: nn.Module, factor: float) -> None:
+    """Multiply what N2 returns, inside its last Linear."""
+    last = head[-1] if isinstance(head, nn.Sequential) and len(head) else head
+    if not isinstance(last, nn.Linear):
+        raise SeamError(
+            f"calibrate folds the temperature into the Linear that N2 ends with, but N2 ends with "
+            f"{type(last).__name__}. Divide the logits yourself: ps.core.fit_temperature(logits, labels)"
+        )
+    last.weight.mul_(factor)
+    if last.bias is not None:
+        last.bias.mul_(factor)

@@ -1,0 +1,78 @@
+"""The limits of a step, against what they claim: quadratics, least squares, cross-entropy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
+
+
+@pytest.mark.parametrize("curvature", [0.01, 1.0, 50.0])
+def test_polyaks_step_measures_the_curvature_of_a_quadratic(curvature: float) -> None:
+    x = torch.tensor([1.5, -2.0], dtype=torch.float64)
+    loss, gradient = 0.5 * curvature * x.square().sum(), curvature * x
+    factor = consensus_factor(loss, gradient.square().sum(), 1.0, None, lr=0.7)
+    assert float(factor) == pytest.approx(min(1.0, 1 / (2 * curvature * 0.7)), rel=1e-12)
+
+
+def test_the_tighter_limit_counts() -> None:
+    loss, square, features = (torch.tensor(v, dtype=torch.float64) for v in (8.0, 4.0, 10.0))
+    assert float(consensus_factor(loss, square, 16.0, features, lr=0.1)) == pytest.approx(1 / (0.1 * 16 * 10))
+    assert float(consensus_factor(loss, 1e6 * square, 16.0, features, lr=0.1)) == pytest.approx(
+        8 / (0.1 * 4e6)
+    )
+    assert float(consensus_factor(loss, square, 16.0, features, lr=1e-6)) == 1.0
+    assert float(consensus_factor(0 * loss, 0 * square, 16.0, None, lr=0.1)) == 0.0  # and not 0/0
+
+
+@pytest.mark.parametrize("lr", [0.5, 5.0, 500.0])
+def test_least_squares_at_the_bounded_rate_converge(lr: float) -> None:
+    """Single samples, as noisy as a gradient can be, at rates far beyond the limit."""
+    g = torch.Generator().manual_seed(0)
+    h = torch.randn(200, 8, generator=g, dtype=torch.float64)
+    target = h @ torch.randn(8, 3, generator=g, dtype=torch.float64)
+    w = torch.zeros(8, 3, dtype=torch.float64)
+    first = (h @ w - target).square().mean()
+    for _ in range(5):
+        for x, t in zip(h, target, strict=True):
+            residual = x @ w - t
+            gradient = torch.outer(x, residual)
+            loss = 0.5 * residual.square().sum()
+            w -= lr * consensus_factor(loss, gradient.square().sum(), 1.0, x.square().sum(), lr) * gradient
+    assert (h @ w - target).square().mean() < 1e-6 * first
+
+
+@pytest.mark.parametrize(
+    "factors", [torch.full((1, 1), 0.3), torch.rand(4, 3), torch.rand(1, 3, 3), torch.rand(4, 3, 3)]
+)
+def test_the_heads_curvature_is_bounded(factors: torch.Tensor) -> None:
+    """½·E‖(z, 1)‖² is above the largest eigenvalue of cross-entropy's Hessian in N2's weights, and of that size."""
+    g = torch.Generator().manual_seed(0)
+    s = 2 * torch.randn(4, 3, generator=g)
+    lr = 1e6
+    curvature = 1 / (lr * float(head_factor(s, factors, lr)))
+    spread = [
+        float((f @ f.T).trace()) if factors.ndim == 3 else float(f.expand(3).square().sum())
+        for f in factors.expand(4, *factors.shape[1:])
+    ]
+    square = sum(float(p.square().sum()) + v for p, v in zip(s, spread, strict=True)) / 4
+    assert curvature == pytest.approx(0.5 * (square + 1), rel=1e-5)
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.linear(s, flat[:12].view(4, 3), flat[12:]), torch.arange(4))
+
+    hessian = torch.autograd.functional.hessian(loss, torch.zeros(16))
+    assert torch.linalg.eigvalsh(hessian)[-1] <= curvature
+    assert float(head_factor(s, factors, 1e-6)) == 1.0
+
+
+def test_no_prototype_moves_further_than_a_tenth_of_the_length_of_repulsion() -> None:
+    gradient = torch.tensor([[3.0, 4.0], [1e-3, 0.0], [0.0, 0.0]])
+    lr, alpha = 2.0, 2.0
+    moved = (lr * prototype_factors(gradient, alpha, lr) * gradient).norm(dim=1)
+    assert moved.tolist() == pytest.approx([0.05, 2e-3, 0.0])
+    assert not math.isnan(float(prototype_factors(gradient, alpha, lr).sum()))
