@@ -92,3 +92,7 @@ def train(
         for x, y in data:
             step(net, optimizer, x, y)
         net.refresh(data)
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import CLASSES, DIM, FEATURES, HIDDEN, Noisy, batches, lifted, network, sgd, step, train
+from toys import CLASSES, DIM, FEATURES, HIDDEN, Noisy, batches, lifted, network, same, sgd, step, train
 
 import protoseam as ps
 
@@ -30,10 +30,6 @@ def grads(net: ps.Lifted) -> dict[str, bool]:
         assert len(touched) == 1
         reached[name] = touched.pop()
     return reached
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # ---------------------------------------------------------------------- the objective

@@ -41,28 +41,32 @@ class GradientBounds:
             None  # to N1's and N2's gradients, since they were zeroed
         )
         self._loss: Tensor | None = None  # the consensus term behind them, times its weight
+        self._features: Tensor | None = None  # and E‖(h, 1)‖², likewise
         self._weight: Tensor | None = None  # 1, or what a loss scale or an accumulation makes of it
 
     @torch.no_grad()
-    def begin(self, net: Lifted, loss: Tensor, weight: Tensor) -> None:
+    def begin(self, net: Lifted, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
         n1, n2 = _gradients(net.n1), _gradients(net.n2)
-        if n1 and self._applied is not None and self._loss is not None and self._weight is not None:
+        left: Tensor | None
+        if n1 and self._applied is not None:
             for gradients, factor in zip((n1, n2), self._applied, strict=True):
                 if gradients:
                     torch._foreach_div_(gradients, factor)
             left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
-            loss, weight = weight * loss + left * self._loss, weight + left * self._weight
         else:
-            loss = weight * loss
-        self._loss, self._weight = loss, weight
+            left = None
+        self._loss = _added(weight * loss, left, self._loss)
+        self._features = None if features is None else _added(weight * features, left, self._features)
+        self._weight = _added(weight, left, self._weight)
 
     @torch.no_grad()
     def end(self, net: Lifted) -> None:
         """All gradients are there: bring them within their limits."""
         if self._loss is None or self._weight is None:
             return
-        loss, features = self._loss / self._weight, self.feature_square
+        loss = self._loss / self._weight
+        features = None if self._features is None else self._features / self._weight
         if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
             both = torch.stack([loss, loss if features is None else features.to(loss.dtype)])
             add(both)
@@ -112,18 +116,22 @@ class _Bounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, loss: Tensor, net: Lifted, bounds: GradientBounds) -> Tensor:
-        ctx.loss, ctx.net, ctx.bounds = loss, net, bounds
+        ctx.loss, ctx.features, ctx.net, ctx.bounds = loss, bounds.feature_square, net, bounds
         return total.view_as(total)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = grad_outputs
         net, bounds = ctx.net, ctx.bounds
-        bounds.begin(net, ctx.loss, weight)
+        bounds.begin(net, ctx.loss, ctx.features, weight)
         engine = torch.autograd.Variable._execution_engine
         # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
         engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
         return weight, None, None, None
+
+
+def _added(new: Tensor, share: Tensor | None, old: Tensor | None) -> Tensor:
+    return new if share is None or old is None else new + share * old
 
 
 def _gradients(half: nn.Module) -> list[Tensor]:

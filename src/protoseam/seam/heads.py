@@ -35,10 +35,14 @@ def temperature_of(logits_NC: Tensor, y_N: Tensor) -> float:
     temperature = fit_temperature(logits_NC, y_N)
     if not 1.01 / MOST_SHARPENING < temperature < 0.99 * MOST_SHARPENING:
         right = float((logits_NC.argmax(1) == y_N).double().mean())
+        what = (
+            "too few of them are wrong: use more"
+            if temperature < 1
+            else "they are no better than chance: train on"
+        )
         warnings.warn(
-            f"calibrate: the likelihood of these {len(y_N)} samples ({100 * right:.1f} % of them classified rightly) "
-            f"has no best temperature short of {temperature:.3g}, where the search ends. Use more held-out samples, "
-            "some of which the network gets wrong",
+            f"calibrate found no best temperature short of {temperature:.3g}, where its search ends: of these "
+            f"{len(y_N)} samples {100 * right:.1f} % are classified rightly, and {what}",
             SeamWarning,
             stacklevel=3,
         )

@@ -342,7 +342,7 @@ class Lifted(nn.Module):
         if epoch > 0:  # a compiled step has not asked
             self._check_ready()
         rho, before = (rho_at(self.schedule, at, epochs) for at in (epoch, max(epoch - 1, 0)))
-        if rho > 4 * before:
+        if rho > 4 * before and self._bounds is None:
             warnings.warn(
                 f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
                 "The consensus curvature scales with lr·ρ·‖features‖², so a short schedule can diverge: train "
