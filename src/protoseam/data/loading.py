@@ -191,6 +191,11 @@ def _missing(entry: Entry, root: Path) -> str:
     )
 
 
+def is_catalogued(given: str) -> bool:
+    """Whether this names a data set of the catalogue; anything else is data of the user's own."""
+    return not looks_like_path(given) and catalog.find(given) is not None
+
+
 def looks_like_path(given: str) -> bool:
     """Whether this can only be a path, even if a data set of that name exists."""
     return os.sep in given or "/" in given or given.startswith(("~", ".")) or given.endswith(".npz")

@@ -31,7 +31,10 @@ Sweep = Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
 
 
 class AbstractObjective(nn.Module):
-    """Terms of the loss, the deployed network's logits, and what happens between epochs."""
+    """Terms of the loss, the deployed network's logits, and what happens between epochs.
+
+    Targets ``y`` are labels (B,) or, for mixed images, probabilities (B, C).
+    """
 
     terms: tuple[str, ...]
 
@@ -59,6 +62,15 @@ class AbstractObjective(nn.Module):
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(self.parameters()), "lr": lr, "weight_decay": weight_decay}]
 
+    @abstractmethod
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        """The tensors of :meth:`deploy`'s state, by their names there; not copies."""
+
+    def deployed_buffers(self) -> dict[str, Tensor]:
+        """The deployed network's floating-point buffers, by their names in this module's state."""
+        deployed = {id(t) for t in self.deployed_tensors().values()}
+        return {name: b for name, b in self.named_buffers() if id(b) in deployed and b.is_floating_point()}
+
     def begin(self, sweep: Sweep) -> None:
         """Before the first epoch."""
 
@@ -76,12 +88,12 @@ class EndToEnd(AbstractObjective):
 
     terms = ("total",)
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.label_smoothing = model, label_smoothing
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return F.cross_entropy(self.model(x).float(), y)[None]
+        return F.cross_entropy(self.model(x).float(), y, label_smoothing=self.label_smoothing)[None]
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(x)
@@ -89,6 +101,9 @@ class EndToEnd(AbstractObjective):
 
     def deploy(self) -> nn.Module:
         return copy.deepcopy(self.model).eval()
+
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        return self.model.state_dict(keep_vars=True)
 
 
 class Lifting(AbstractObjective):
@@ -133,8 +148,11 @@ class Lifting(AbstractObjective):
         with torch.cuda.stream(side), torch.no_grad():
             side.wait_event(embedded)
             pull = net.consensus(z_BK, y)
-            net.prototypes.grad = apart_CK.index_add_(0, y, slope_BK, alpha=-1)
-            net.covariance.observe(z_BK, y)
+            if y.is_floating_point():  # minus the shares' sums; mixed images are in no class's covariance
+                net.prototypes.grad = apart_CK - y.to(slope_BK.dtype).T @ slope_BK
+            else:
+                net.prototypes.grad = apart_CK.index_add_(0, y, slope_BK, alpha=-1)
+                net.covariance.observe(z_BK, y)
             losses = torch.stack([pull + classify + push, pull, classify, push])
         main.wait_stream(side)
         for p, gradient in zip(head, gradients, strict=True):
@@ -147,6 +165,16 @@ class Lifting(AbstractObjective):
 
     def deploy(self) -> nn.Module:
         return self.net.deploy()
+
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        n1, n2 = (half.state_dict(keep_vars=True) for half in (self.net.n1, self.net.n2))
+        # deploy() puts Sequential(seam, N2) in the seam layer's place, or in the whole network's if there is none
+        seam = f"{self.net.seam_layer}." if self.net.seam_layer else ""
+        named = {
+            f"{seam}0.{name.removeprefix(seam)}" if name.startswith(seam) else name: t
+            for name, t in n1.items()
+        }
+        return named | {f"{seam}1.{name}": t for name, t in n2.items()}
 
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         return self.net.param_groups(lr, weight_decay, seam_lr=lr, bounded=False)
@@ -187,7 +215,7 @@ class Lifting(AbstractObjective):
 def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> AbstractObjective:
     """The variant's objective on ``model`` (which it takes over)."""
     if config.variant == "baseline":
-        return EndToEnd(model)
+        return EndToEnd(model, label_smoothing=config.label_smoothing)
     if config.variant not in ("unlifted", "protoseam"):
         raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
     try:
@@ -207,7 +235,9 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
     except ValueError as error:
         raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
     # Unlifted is the same architecture with the same initial weights, trained end to end.
-    return Lifting(net) if config.variant == "protoseam" else EndToEnd(net.deploy().train())
+    if config.variant == "protoseam":
+        return Lifting(net)
+    return EndToEnd(net.deploy().train(), label_smoothing=config.label_smoothing)
 
 
 def _covariance(lift: LiftConfig) -> AbstractCovariance:

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protoseam.data import catalog
 from protoseam.data.dataset import ArrayDataset
-from protoseam.data.loading import load, looks_like_path
+from protoseam.data.loading import is_catalogued, load
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError, RunConfig
 from protoseam.engine.files import StorageError, explain_os_error, read_json, write_json
@@ -48,10 +47,9 @@ class RunData:
 
     @classmethod
     def of(cls, config: RunConfig, dataset: ArrayDataset, data: Resident) -> RunData:
-        named = not looks_like_path(config.data) and catalog.find(config.data) is not None
         root = config.data_root
         return cls(
-            path=None if named else str(Path(config.data).expanduser().resolve()),
+            path=None if is_catalogued(config.data) else str(Path(config.data).expanduser().resolve()),
             root=None if root is None else str(Path(root).expanduser().resolve()),
             classes=list(dataset.classes),
             sample_shape=list(data.sample_shape),

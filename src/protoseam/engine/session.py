@@ -18,7 +18,7 @@ import torch
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint
-from protoseam.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.engine.embeddings import embeddings
 from protoseam.engine.log import Progress
@@ -80,6 +80,7 @@ def train_packed(
     test accuracy is None: what tuning has to ask for.
     """
     started = time.monotonic()
+    runs = [(resolved(config), out) for config, out in runs]
     resuming = resuming or restarted()
     _deterministic([config for config, _ in runs])
     processes = join(resolve_device(runs[0][0].device))
@@ -261,7 +262,8 @@ class _Session:
         if self.run.rate_scale != 1:  # it has rewound, and the config names another learning rate
             self.result["rate_scale"] = self.run.rate_scale
         if self.config.keep_embeddings and accuracy is not None:  # there are test images
-            self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
+            with self.run.averaged():
+                self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
             self.directory.write_summary(self.result, deployed.state_dict())
 
