@@ -129,7 +129,9 @@ def test_what_an_earlier_attempt_left_is_not_believed(here: Path, monkeypatch: p
     shutil.copy(here / "other" / "data.json", here / "run" / "data.json")
     blobs(here / "b.npz", seed=3, n=100)
     with monkeypatch.context() as patch:
-        patch.setattr("protoseam.engine.session.load", lambda *_: sys.exit())  # as if killed while it reads
+        patch.setattr(
+            "protoseam.engine.session.load", lambda *_, **__: sys.exit()
+        )  # as if killed while it reads
         with pytest.raises(SystemExit):
             train(dataclasses.replace(CONFIG, data="b.npz"), here / "run", quiet=True)
     resume(here / "run", quiet=True)
