@@ -42,20 +42,20 @@ class OptimConfig:
     """The optimizer, with linear warm-up and cosine decay (paper, §protocol).
 
     Args:
-        name: sgd (with Nesterov momentum, paper, §protocol) or adamw (decoupled weight decay).
         lr: peak learning rate; null takes the optimizer's default, 0.02 for sgd and 0.001 for adamw.
         weight_decay: on every parameter, the prototypes included; null takes the optimizer's default, 5e-4 for sgd
             and 0.01 for adamw (torch's).
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
+        name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay).
         clip: largest global norm of the gradients, e.g. 1.0; longer ones are scaled down to it. null: no limit.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
     lr: float | None = None
     weight_decay: float | None = None
     momentum: float = 0.9
     warmup_epochs: float = 5.0
+    name: Literal["sgd", "adamw"] = "sgd"
     clip: float | None = None
 
     def resolved(self) -> tuple[float, float]:

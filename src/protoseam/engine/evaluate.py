@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from protoseam import models
 from protoseam.data.resident import Resident
+from protoseam.engine.chance import at_chance, what_to_try
 from protoseam.engine.config import ConfigError
+from protoseam.engine.metrics import calibration_error, log_losses
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.rundata import RunData, load_again
 from protoseam.engine.rundir import RunDirectory, go_on
@@ -44,16 +46,26 @@ def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
 
 @torch.no_grad()
 def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[str, Any]:
-    """Accuracy on a split, with the five worst classes by name."""
+    """Accuracy, NLL and ECE on a split, with the five worst classes by name.
+
+    NLL is the mean of −log p(y|x) in nats, ECE the expected calibration error over 15 equal-width bins of confidence.
+    ``at_chance`` is a sentence if the accuracy is no better than guessing, else None.
+    """
+    config = RunDirectory(path).read_config()
     plain, data = load_deployed(path)
     target = resolve_device(device)
     plain.to(target)
     right = torch.zeros(data.num_classes, dtype=torch.int64)
     seen = torch.zeros(data.num_classes, dtype=torch.int64)
+    losses, confidences, hits = [], [], []
     for x, y in data.batches(split):
-        hit = plain(x.to(target)).argmax(1).cpu() == y
+        logits = plain(x.to(target)).cpu()
+        hit = logits.argmax(1) == y
         right += torch.bincount(y[hit], minlength=data.num_classes)
         seen += torch.bincount(y, minlength=data.num_classes)
+        losses.append(log_losses(logits, y))
+        confidences.append(logits.double().softmax(1).amax(1))
+        hits.append(hit)
     if not seen.any():
         raise ConfigError(
             f"{path} has no {split} data"
@@ -61,9 +73,14 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
         )
     by_class = right / seen.clamp_min(1)
     worst = by_class.argsort()[:5].tolist()
+    accuracy = int(right.sum()) / int(seen.sum())
+    told = at_chance(accuracy, seen.tolist(), data.classes, split)
     return {
         "split": split,
-        "accuracy": int(right.sum()) / int(seen.sum()),
+        "accuracy": accuracy,
+        "nll": float(torch.cat(losses).mean()),
+        "ece": calibration_error(torch.cat(confidences), torch.cat(hits)),
+        "at_chance": told and f"{told} {what_to_try(config, data.size, data.batch_size)}",
         "correct": int(right.sum()),
         "samples": int(seen.sum()),
         "worst_classes": [(data.classes[c], float(by_class[c])) for c in worst],

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ from protoseam.engine.auditing import quick_audit
 from protoseam.engine.average import Average
 from protoseam.engine.config import ConfigError, RunConfig, resolved
 from protoseam.engine.distributed import Processes
+from protoseam.engine.initial import read_tensors, take_over
 from protoseam.engine.mixing import Mixing
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.optim import FlatSGD
+from protoseam.engine.rundata import RunData
 from protoseam.engine.step import TrainStep, learning_rates
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.classifier import find_classifier
 from protoseam.seam.passes import as_deployed
 
 __all__ = ["DivergedError", "Run", "resolve_device"]
@@ -94,6 +98,7 @@ class Run:
         model = models.build(
             config.model, self.data.num_classes, self.data.sample_shape, **config.model_options
         )
+        self._classifier = _classifier_of(model, self.data.num_classes)
         self.objective = build_objective(config, model, self.data.num_classes)
         self.objective.to(self.device)
         if not self.data.flat:
@@ -134,12 +139,33 @@ class Run:
         self.epoch = 0
         self.rate_scale = 1.0
         self.seconds = 0.0
+        self._initial: str | None = None
+
+    def start(self) -> str | None:
+        """Take over the network of ``init_from`` before the first epoch; returns a sentence about it, or None.
+
+        The inputs are then normalised as that run's were, which is what its network is used to.
+        """
+        if self.config.init_from is None or self._initial is not None:
+            return self._initial
+        source = Path(self.config.init_from).expanduser()
+        tensors = read_tensors(source)
+        with self.optimizer.full_precision():
+            self._initial = take_over(tensors, self.objective.deployed_tensors(), self._classifier, source)
+        self.optimizer.synchronise()
+        self.first_size = self.optimizer.size()
+        theirs = RunData.read(source) if source.is_dir() else None
+        if theirs is not None and len(theirs.mean) == len(self.data.mean):
+            theirs.normalise(self.data)
+        return self._initial
 
     # ------------------------------------------------------------------ an epoch, in three parts
 
     def begin_epoch(self) -> None:
         """Prepare the epoch's images and ρ; before the first, FSInit and the capture of the step."""
         self._clock = time.perf_counter()
+        if self.epoch == 0:
+            self.start()
         self.data.load_epoch(self.epoch)
         if self.epoch == 0:
             self.objective.begin(self._sweep)
@@ -319,6 +345,13 @@ class Run:
     def _rho(self) -> float | None:
         net = getattr(self.objective, "net", None)
         return None if net is None else float(net.rho)
+
+
+def _classifier_of(model: nn.Module, num_classes: int) -> str | None:
+    try:
+        return find_classifier(model, num_classes)
+    except ValueError:  # one that is no Linear
+        return None
 
 
 def _augmented(config: RunConfig, dataset: ArrayDataset) -> bool:
