@@ -42,7 +42,7 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
     options.append(f"--optim.lr {lr / 5:g}" if config.optim.name == "sgd" else f"--optim.lr {lr * 3:g}")
     if config.optim.name == "sgd":
         options.append("--optim.name adamw with its own learning rate")
-    if config.optim.clip is None:
+    if config.optim.clip is None or config.optim.clip > 1:
         options.append("--optim.clip 1")
     tried = ", ".join(options)
     check = (

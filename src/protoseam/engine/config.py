@@ -18,8 +18,8 @@ from typing import Any, Literal
 from protoseam.errors import ProtoSeamError
 
 __all__ = [
-    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml", "resolved",
-    "to_dict", "to_yaml", "unlike",
+    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "from_dict", "parse_yaml",
+    "resolved", "to_dict", "to_yaml", "unlike",
 ]  # fmt: skip
 
 _MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
@@ -34,6 +34,7 @@ class ConfigError(ProtoSeamError, ValueError):
 BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
 # Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
 _RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
+_OWN_CLIP = 1.0  # of data of one's own; docs/own-data.md has the measurement
 CATALOGUED_BATCH = 128  # of the paper's recipes; the paper does not state it
 
 
@@ -48,7 +49,9 @@ class OptimConfig:
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
         name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay).
-        clip: largest global norm of the gradients, e.g. 1.0; longer ones are scaled down to it. null: no limit.
+        clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
+            data set, 1.0 for data of one's own, whose small batches can otherwise end any rate's training at
+            chance. inf: none.
     """
 
     lr: float | None = None
@@ -195,8 +198,8 @@ class RunConfig:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
         if self.optim.clip is not None and not self.optim.clip > 0:
             raise ConfigError(
-                f"optim.clip is the largest norm of the gradients and must be positive, got {self.optim.clip}; leave "
-                "it out for no limit"
+                f"optim.clip is the largest norm of the gradients and must be positive, got {self.optim.clip}; inf "
+                "is no limit"
             )
         if not 0 <= self.optim.momentum < 1:
             raise ConfigError(f"optim.momentum must lie in [0, 1), got {self.optim.momentum}")
@@ -253,9 +256,23 @@ def resolved(config: RunConfig) -> RunConfig:
     from protoseam.data.loading import is_catalogued
 
     lr, decay = config.optim.resolved()
-    batch_size = config.batch_size or (CATALOGUED_BATCH if is_catalogued(config.data) else None)
-    optim = dataclasses.replace(config.optim, lr=lr, weight_decay=decay)
+    batch_size, clip = config.batch_size, config.optim.clip
+    if is_catalogued(config.data):
+        batch_size = batch_size or CATALOGUED_BATCH
+    elif clip is None:
+        clip = _OWN_CLIP
+    optim = dataclasses.replace(config.optim, lr=lr, weight_decay=decay, clip=clip)
     return dataclasses.replace(config, batch_size=batch_size, optim=optim)
+
+
+def as_begun(values: dict[str, Any]) -> dict[str, Any]:
+    """A run's stored settings with those that did not exist when it was begun as they were in force then."""
+    from protoseam.data.loading import is_catalogued
+
+    optim = values.get("optim")
+    if isinstance(optim, dict) and "clip" not in optim and not is_catalogued(str(values.get("data"))):
+        return {**values, "optim": {**optim, "clip": math.inf}}
+    return values
 
 
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
