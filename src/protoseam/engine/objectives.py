@@ -23,7 +23,7 @@ from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.errors import DataError
 from protoseam.seam.covariance import AbstractCovariance
 
-__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective"]
+__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective", "prototype_gradient"]
 
 # Whether lift takes (B, C) targets and N2's label smoothing.
 SOFT_TARGETS = "label_smoothing" in inspect.signature(ps.lift).parameters
@@ -109,6 +109,16 @@ class EndToEnd(AbstractObjective):
         return self.model.state_dict(keep_vars=True)
 
 
+def prototype_gradient(apart_CK: Tensor, y: Tensor, slope_BK: Tensor) -> Tensor:
+    """∂/∂S of the whole objective: the part without images (overwritten), and minus the consensus slopes' class sums.
+
+    ``y`` holds labels (B,), or for mixed images the classes' shares q (B, C), with which the sums are qᵀ·slope.
+    """
+    if y.is_floating_point():
+        return apart_CK.sub_(y.to(slope_BK.dtype).T @ slope_BK)
+    return apart_CK.index_add_(0, y, slope_BK, alpha=-1)
+
+
 class Lifting(AbstractObjective):
     """The lifted objective, eq:combinedLoss."""
 
@@ -151,10 +161,8 @@ class Lifting(AbstractObjective):
         with torch.cuda.stream(side), torch.no_grad():
             side.wait_event(embedded)
             pull = net.consensus(z_BK, y)
-            if y.is_floating_point():  # minus the shares' sums; mixed images are in no class's covariance
-                net.prototypes.grad = apart_CK - y.to(slope_BK.dtype).T @ slope_BK
-            else:
-                net.prototypes.grad = apart_CK.index_add_(0, y, slope_BK, alpha=-1)
+            net.prototypes.grad = prototype_gradient(apart_CK, y, slope_BK)
+            if not y.is_floating_point():  # a mixed image is in no class's covariance
                 net.covariance.observe(z_BK, y)
             losses = torch.stack([pull + classify + push, pull, classify, push])
         main.wait_stream(side)
