@@ -139,3 +139,16 @@ def test_what_cannot_be_mixed_is_refused() -> None:
 def test_values_out_of_range_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         dataclasses.replace(SMALL, **changes)
+
+
+def test_each_step_has_a_share_of_its_own() -> None:
+    run = run_of(mixup=0.5)
+    run.begin_epoch()
+    assert run.mixing is not None
+    batch, steps = run.data.batch_size, run.data.steps
+    for step in (0, 1, 3):
+        y = run.data.y[step * batch : (step + 1) * batch]
+        expected = mix_labels(y, run.mixing.rows[step], 10)
+        assert torch.equal(run.step.batch(torch.tensor([step]))[1], expected)
+        assert torch.equal(run.step.batch(torch.tensor([steps + step]))[1], expected)  # an epoch later
+    assert len(set(run.mixing.rows[:, 0].tolist())) == steps

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from protoseam.data.resident import suitable_batch
 from protoseam.engine.config import RunConfig
 
-__all__ = ["FEW_STEPS", "at_chance", "few_steps", "what_to_try"]
+__all__ = ["FEW_STEPS", "at_chance", "epoch_of", "few_steps", "what_to_try"]
 
 FEW_STEPS = 10  # per epoch
 
@@ -51,6 +51,13 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
         else ""
     )
     return f"Try one of {tried}.{check}"
+
+
+def epoch_of(samples: int, batch_size: int) -> str:
+    """How many steps an epoch has, and how many samples wait for a later one, in a sentence."""
+    steps, rest = divmod(samples, batch_size)
+    told = f"{samples:,} training samples in batches of {batch_size}: {steps:,} steps per epoch"
+    return f"{told}; {rest} samples, others in each epoch, are left to later epochs." if rest else f"{told}."
 
 
 def few_steps(config: RunConfig, samples: int, batch_size: int) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint
-from protoseam.engine.chance import at_chance, few_steps, what_to_try
+from protoseam.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.engine.embeddings import embeddings
@@ -33,9 +33,8 @@ __all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "resume", "train
 
 
 _MOST_REWINDS = 5
-_Place = tuple[
-    str, str | None, int | None
-]  # of data: its name or path, the root it lies under, the image size
+# Of data: its name or path, the root it lies under, the size its images are brought to.
+_Place = tuple[str, str | None, int | None]
 
 
 class Interrupted(ProtoSeamError):
@@ -167,17 +166,10 @@ class _Session:
 
     def opening(self) -> list[str]:
         """What a person should know before the first epoch: the steps of an epoch, and what training starts from."""
-        data, notes = self.run.data, []
-        rest = data.size - data.steps * data.batch_size
-        told = (
-            f"{data.size:,} training samples in batches of {data.batch_size}: {data.steps:,} steps per epoch"
-        )
-        if rest:
-            told += f"; {rest} samples, others in each epoch, are left to later epochs"
-        notes.append(f"{told}.")
-        few = few_steps(self.config, data.size, data.batch_size)
-        initial = self.run.start() if self.run.epoch == 0 else None
-        return [f"{self.out.name}: {note}" for note in (*notes, few, initial) if note]
+        data = self.run.data
+        notes = [epoch_of(data.size, data.batch_size), few_steps(self.config, data.size, data.batch_size)]
+        notes.append(self.run.start() if self.run.epoch == 0 else None)
+        return [f"{self.out.name}: {note}" for note in notes if note]
 
     def doubt(self) -> str | None:
         """A sentence, once, if validation is at chance after a fifth of the epochs."""
@@ -322,9 +314,9 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
     fastest = 0.0  # of the epochs so far: the first one also compiles, so the slowest would mislead
     active = sessions
     with Progress(title, done, epochs, quiet=quiet) as progress, _terminable():
-        for note in (note for s in sessions for note in s.opening()):
-            progress.note(note)
         try:
+            for note in (note for s in sessions for note in s.opening()):
+                progress.note(note)
             while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
                 begun = time.monotonic()
                 if budget_seconds is not None and sessions[0].processes.any(
