@@ -168,6 +168,7 @@ def test_a_captured_step_is_ordinary_adamw_with_clipping(images: ArrayDataset) -
     model = models.build("mlp", 10, run.data.sample_shape).cuda()
     reference = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     run.begin_epoch()
+    torch.cuda.synchronize()
     assert run.step._graph is not None
     for i in range(run.data.steps):
         rows = slice(i * 128, (i + 1) * 128)
@@ -185,10 +186,13 @@ def test_a_captured_step_is_ordinary_adamw_with_clipping(images: ArrayDataset) -
 
 def test_the_average_is_evaluated_and_the_graph_goes_on_from_the_weights(images: ArrayDataset) -> None:
     """bf16 copies: the averaged values are exchanged with the weights', and the addresses stay."""
-    with_, without = (Run(config(variant="baseline", average=average), images) for average in (0.95, None))
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
+        choices = [
+            config(variant="baseline", deterministic=True, average=average) for average in (0.95, None)
+        ]
+        with_, without = (Run(cfg, images) for cfg in choices)
         for run in (with_, without):
             epochs(run)
         a, b = with_.state()["objective"], without.state()["objective"]
