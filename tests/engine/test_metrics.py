@@ -58,6 +58,9 @@ def test_ece_is_the_loops(samples: list[tuple[float, bool]], bins: int) -> None:
 def test_ece_by_hand() -> None:
     confidence = torch.tensor([0.95, 0.95, 0.55, 0.55])
     assert calibration_error(confidence, torch.tensor([True, True, True, False])) == pytest.approx(0.05)
+    # a border belongs to the bin below it
+    halves = calibration_error(torch.tensor([0.5, 0.6]), torch.tensor([True, False]), bins=2)
+    assert halves == pytest.approx(0.55)
     assert calibration_error(torch.tensor([1.0, 1.0]), torch.tensor([True, True])) == 0.0
     assert calibration_error(torch.tensor([1.0]), torch.tensor([False])) == 1.0
     assert calibration_error(torch.tensor([]), torch.tensor([])) == 0.0
