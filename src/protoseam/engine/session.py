@@ -158,6 +158,8 @@ class _Session:
         self.saved = self.rewinds = 0
         if resuming and exists:
             self._resume()
+        if self.run.epoch == 0:
+            self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
         self.states: list[dict[str, Any]] = []
         self._remember()
