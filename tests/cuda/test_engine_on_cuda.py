@@ -17,7 +17,6 @@ import protoseam as ps
 from protoseam import models
 from protoseam.data.dataset import ArrayDataset
 from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.engine.objectives import SOFT_TARGETS
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.trainer import Run
 
@@ -97,18 +96,12 @@ def test_the_graph_computes_what_the_eager_step_does(
             assert value == pytest.approx(b["loss"][term], rel=2e-2), term
 
 
-def lifted_or_not(variant: str, name: str) -> None:
-    if variant == "protoseam" and name == "mixing" and not SOFT_TARGETS:
-        pytest.skip("lift does not take soft targets yet")
-
-
 @pytest.mark.parametrize("variant", ["baseline", "protoseam"])
 @pytest.mark.parametrize("name", BEYOND)
 def test_the_graph_knows_the_settings_beyond_the_papers(
     images: ArrayDataset, name: str, variant: str
 ) -> None:
     """Losses, averages and AdamW's moments of two epochs, captured and eager."""
-    lifted_or_not(variant, name)
     runs = []
     for graph in (True, False):
         run = Run(config(variant=variant, graph=graph, precision="float32", **BEYOND[name]), images)
@@ -135,7 +128,6 @@ def test_the_graph_knows_the_settings_beyond_the_papers(
 def test_a_captured_run_beyond_the_papers_settings_resumes_exactly(
     images: ArrayDataset, name: str, variant: str
 ) -> None:
-    lifted_or_not(variant, name)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:

@@ -92,7 +92,14 @@ def reference(config: RunConfig, dataset: ArrayDataset, paper_augmentation: bool
     model: nn.Module = models.build(config.model, dataset.num_classes, (channels, height, width))
     net: ps.Lifted | None = None
     if config.variant != "baseline":
-        net = ps.lift(model, num_classes=dataset.num_classes, dim=32, schedule=ps.SineAnneal(1.0, 16.0))
+        net = ps.lift(
+            model,
+            num_classes=dataset.num_classes,
+            dim=32,
+            schedule=ps.SineAnneal(1.0, 16.0),
+            covariance=ps.ExactCovariance(floor=0.1),
+            draws=1,
+        )
     if config.variant == "unlifted":
         assert net is not None
         model, net = net.deploy().train(), None

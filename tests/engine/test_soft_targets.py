@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from protoseam.data.loading import load
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
-from protoseam.engine.objectives import SOFT_TARGETS, Lifting, prototype_gradient
+from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.objectives import Lifting, prototype_gradient
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.trainer import Run
 
@@ -26,7 +26,6 @@ SMALL = RunConfig(
     lift=LiftConfig(dim=6, rho_max=4.0),
     device="cpu",
 )
-soft = pytest.mark.skipif(not SOFT_TARGETS, reason="lift does not take soft targets yet")
 
 
 def run_of(**changes: Any) -> Run:
@@ -49,13 +48,6 @@ def test_the_prototypes_gradient_is_autograds(mixed: bool) -> None:
     torch.testing.assert_close(prototype_gradient(2 * s.detach(), q, slope), expected)
 
 
-@pytest.mark.skipif(SOFT_TARGETS, reason="lift takes soft targets")
-def test_soft_targets_are_refused_while_lift_takes_none() -> None:
-    with pytest.raises(ConfigError, match="need soft targets"):
-        run_of(mixup=0.2)
-
-
-@soft
 @pytest.mark.parametrize("covariance", ["exact", "isotropic"])
 def test_a_lifted_run_with_mixed_images_resumes_exactly(covariance: Any) -> None:
     lift = dataclasses.replace(SMALL.lift, covariance=covariance)
@@ -72,7 +64,6 @@ def test_a_lifted_run_with_mixed_images_resumes_exactly(covariance: Any) -> None
     assert all(torch.equal(value, b[name]) for name, value in a.items())
 
 
-@soft
 def test_the_step_minimises_the_point_form() -> None:
     """ρ/2B Σ‖N1(x̃) − Σ_c q_c s_c‖², with label smoothing in N2's loss alone."""
     run = run_of(mixup=0.5, label_smoothing=0.2)
@@ -86,7 +77,6 @@ def test_the_step_minimises_the_point_form() -> None:
     assert float(run.step.sums[1]) == pytest.approx(float(expected), rel=1e-5)
 
 
-@soft
 def test_smoothing_changes_the_classification_term_alone() -> None:
     plain, smooth = run_of(), run_of(label_smoothing=0.3)
     for run in (plain, smooth):

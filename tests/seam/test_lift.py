@@ -30,7 +30,13 @@ def test_defaults_come_from_the_model_and_the_paper() -> None:
     net = ps.lift(network(7))
     assert (net.num_classes, net.dim) == (7, 32)
     assert (net.alpha, net.antithetic, net.class_weights) == (2.0, False, "uniform")
-    assert [ps.lift(network(n)).draws for n in (2, 7, 63, 64, 1000)] == [32, 10, 2, 1, 1]  # 64 samples per step
+    assert [ps.lift(network(n)).draws for n in (2, 7, 63, 64, 1000)] == [
+        32,
+        10,
+        2,
+        1,
+        1,
+    ]  # 64 samples per step
     assert isinstance(net.covariance, ps.RunningCovariance)
     assert net.init == "fsinit"
     assert isinstance(net.schedule, ps.SineAnneal)

@@ -7,7 +7,6 @@ torch.compile and a CUDA graph can all wrap it. It owns every trained parameter.
 from __future__ import annotations
 
 import copy
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,8 +24,6 @@ from protoseam.seam.covariance import AbstractCovariance
 
 __all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective", "prototype_gradient"]
 
-# Whether lift takes (B, C) targets and N2's label smoothing.
-SOFT_TARGETS = "label_smoothing" in inspect.signature(ps.lift).parameters
 # Opens the context in which a forward pass runs: autocast, or nothing.
 Casting = Callable[[], AbstractContextManager[Any]]
 # Gives (embeddings, labels) of the training data under an embedding function.
@@ -229,9 +226,6 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         return EndToEnd(model, label_smoothing=config.label_smoothing)
     if config.variant not in ("unlifted", "protoseam"):
         raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
-    soft: dict[str, Any] = {"label_smoothing": config.label_smoothing} if config.label_smoothing else {}
-    if config.variant == "protoseam" and not SOFT_TARGETS and (soft or config.mixup or config.cutmix):
-        raise ConfigError("mixup, cutmix and label_smoothing need soft targets, which lift does not take yet")
     try:
         net = ps.lift(
             model,
@@ -245,7 +239,7 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
             draws=config.lift.draws,
             antithetic=config.lift.antithetic,
             class_weights=config.lift.class_weights,
-            **soft if config.variant == "protoseam" else {},
+            label_smoothing=config.label_smoothing,
         )
     except ValueError as error:
         raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
