@@ -15,8 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from protoseam.engine.evaluate import evaluate
-    from protoseam.engine.metrics import BINS
+    from protoseam.engine.evaluate import BINS, evaluate
 
     result = evaluate(args.run, split=args.split, device=args.device)
     if args.json:

@@ -10,16 +10,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from protoseam import models
+from protoseam.core import calibration_error, negative_log_likelihood
 from protoseam.data.resident import Resident
 from protoseam.engine.chance import at_chance, what_to_try
 from protoseam.engine.config import ConfigError
-from protoseam.engine.metrics import calibration_error, log_losses
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.rundata import RunData, load_again
 from protoseam.engine.rundir import RunDirectory, go_on
 from protoseam.engine.trainer import resolve_device
 
-__all__ = ["evaluate", "load_deployed", "load_network"]
+__all__ = ["BINS", "evaluate", "load_deployed", "load_network"]
+
+BINS = 15  # of the calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
 
 
 def load_network(path: Path, data: RunData | Resident) -> torch.nn.Module:
@@ -57,15 +59,14 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
     plain.to(target)
     right = torch.zeros(data.num_classes, dtype=torch.int64)
     seen = torch.zeros(data.num_classes, dtype=torch.int64)
-    losses, confidences, hits = [], [], []
+    outputs, labels = [], []
     for x, y in data.batches(split):
         logits = plain(x.to(target)).cpu()
         hit = logits.argmax(1) == y
         right += torch.bincount(y[hit], minlength=data.num_classes)
         seen += torch.bincount(y, minlength=data.num_classes)
-        losses.append(log_losses(logits, y))
-        confidences.append(logits.double().softmax(1).amax(1))
-        hits.append(hit)
+        outputs.append(logits)
+        labels.append(y)
     if not seen.any():
         raise ConfigError(
             f"{path} has no {split} data"
@@ -78,8 +79,8 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
     return {
         "split": split,
         "accuracy": accuracy,
-        "nll": float(torch.cat(losses).mean()),
-        "ece": calibration_error(torch.cat(confidences), torch.cat(hits)),
+        "nll": float(negative_log_likelihood(torch.cat(outputs), torch.cat(labels))),
+        "ece": float(calibration_error(torch.cat(outputs), torch.cat(labels), BINS)),
         "at_chance": told and f"{told} {what_to_try(config, data.size, data.batch_size)}",
         "correct": int(right.sum()),
         "samples": int(seen.sum()),
