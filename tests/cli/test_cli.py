@@ -250,7 +250,7 @@ def test_help_describes_the_settings(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "samples a step; the paper does not state it" in told
+    assert "samples per step; the paper does not state it" in told
     assert "<class" not in told
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import protoseam as ps
+from protoseam import models
 from protoseam.data.dataset import ArrayDataset
 from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
 from protoseam.engine.pack import run_epoch_together
@@ -25,10 +26,24 @@ SMALL = RunConfig(
     data="images",
     model="resnet8",
     epochs=3,
+    batch_size=128,
     optim=OptimConfig(lr=0.02, warmup_epochs=1),
     lift=LiftConfig(rho_max=4.0),
     device="cuda",
 )
+# settings beyond the paper's, which a captured step must know as well
+BEYOND: dict[str, dict[str, Any]] = {
+    "adamw": {"optim": OptimConfig(name="adamw", warmup_epochs=1)},
+    "clip": {"optim": OptimConfig(lr=0.005, warmup_epochs=1, clip=0.5)},
+    "adamw, clip, average": {"optim": OptimConfig(name="adamw", warmup_epochs=1, clip=0.5), "average": 0.95},
+    "average": {"optim": OptimConfig(lr=0.002, warmup_epochs=1), "average": 0.95},
+    "mixing": {
+        "optim": OptimConfig(lr=0.002, warmup_epochs=1),
+        "mixup": 0.2,
+        "cutmix": 1.0,
+        "label_smoothing": 0.1,
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +94,124 @@ def test_the_graph_computes_what_the_eager_step_does(
     for a, b in zip(rows[True], rows[False], strict=True):
         for term, value in a["loss"].items():
             assert value == pytest.approx(b["loss"][term], rel=2e-2), term
+
+
+@pytest.mark.parametrize("variant", ["baseline", "protoseam"])
+@pytest.mark.parametrize("name", BEYOND)
+def test_the_graph_knows_the_settings_beyond_the_papers(
+    images: ArrayDataset, name: str, variant: str
+) -> None:
+    """Losses, averages and AdamW's moments of two epochs, captured and eager."""
+    runs = []
+    for graph in (True, False):
+        run = Run(config(variant=variant, graph=graph, precision="float32", **BEYOND[name]), images)
+        rows = epochs(run)
+        assert (run.step._graph is not None) == graph
+        runs.append((run, rows))
+    (captured, found), (eager, expected) = runs
+    for a, b in zip(found, expected, strict=True):
+        for term, value in a["loss"].items():
+            assert value == pytest.approx(b["loss"][term], rel=2e-2), term
+    if "average" in BEYOND[name]:
+        ours, theirs = captured.state()["average"], eager.state()["average"]
+        assert float(ours["count"]) == float(theirs["count"]) == 2 * captured.data.steps
+        for key, value in ours["tensors"].items():
+            torch.testing.assert_close(value, theirs["tensors"][key], rtol=0.1, atol=0.02)
+    if BEYOND[name]["optim"].name == "adamw":
+        state = captured.state()["optimizer"]
+        assert float(state["count"]) == 2 * captured.data.steps
+        assert all(bool((v >= 0).all()) and bool(v.any()) for v in state["second"])
+
+
+@pytest.mark.parametrize("variant", ["baseline", "protoseam"])
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_captured_run_beyond_the_papers_settings_resumes_exactly(
+    images: ArrayDataset, name: str, variant: str
+) -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        cfg = config(variant=variant, deterministic=True, **BEYOND[name])
+        whole = Run(cfg, images)
+        epochs(whole, 3)
+        first = Run(cfg, images)
+        epochs(first, 1)
+        second = Run(cfg, images)
+        second.load_state(first.state())
+        epochs(second, 2)
+        a, b = whole.state(), second.state()
+        for key, value in a["objective"].items():
+            assert torch.equal(value, b["objective"][key]), key
+        for part in ("momentum", "second"):
+            for value, other in zip(a["optimizer"].get(part, []), b["optimizer"].get(part, []), strict=True):
+                assert torch.equal(value, other), part
+        for key, value in a.get("average", {}).get("tensors", {}).items():
+            assert torch.equal(value, b["average"]["tensors"][key]), key
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_captured_step_is_ordinary_adamw_with_clipping(images: ArrayDataset) -> None:
+    """Against torch.optim.AdamW and clip_grad_norm_ on the same batches."""
+    optim = OptimConfig(name="adamw", lr=1e-3, warmup_epochs=0, clip=0.5)
+    cfg = config(variant="baseline", model="mlp", precision="float32", augment="none", optim=optim)
+    run = Run(cfg, images)
+    torch.manual_seed(cfg.seed)
+    model = models.build("mlp", 10, run.data.sample_shape).cuda()
+    reference = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    run.begin_epoch()
+    torch.cuda.synchronize()
+    assert run.step._graph is not None
+    for i in range(run.data.steps):
+        rows = slice(i * 128, (i + 1) * 128)
+        reference.param_groups[0]["lr"] = run.rates[i]
+        reference.zero_grad()
+        nn.functional.cross_entropy(model(run.data.x[rows]), run.data.y[rows]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        reference.step()
+        with torch.cuda.stream(run.step.stream):
+            run.step.run()
+    torch.cuda.synchronize()
+    for expected, found in zip(model.parameters(), run.objective.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)
+
+
+def test_the_average_is_evaluated_and_the_graph_goes_on_from_the_weights(images: ArrayDataset) -> None:
+    """bf16 copies: the averaged values are exchanged with the weights', and the addresses stay."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        choices = [
+            config(variant="baseline", deterministic=True, average=average) for average in (0.95, None)
+        ]
+        with_, without = (Run(cfg, images) for cfg in choices)
+        for run in (with_, without):
+            epochs(run)
+        a, b = with_.state()["objective"], without.state()["objective"]
+        assert all(torch.equal(value, b[key]) for key, value in a.items())
+        deployed = with_.deployed().state_dict()
+        for key, value in with_.state()["average"]["tensors"].items():
+            assert torch.equal(deployed[key.removeprefix("model.")], value), key
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_bad_step_leaves_adamw_and_the_average_as_they_were(images: ArrayDataset) -> None:
+    """on_nonfinite=skip: an image of infinities costs its own step only, in the graph."""
+    optim = OptimConfig(name="adamw", warmup_epochs=1)
+    run = Run(config(variant="baseline", optim=optim, average=0.95, on_nonfinite="skip"), images)
+    run.begin_epoch()
+    run.data.x[0] = torch.inf
+    torch.cuda.synchronize()
+    with torch.cuda.stream(run.step.stream):
+        for _ in range(run.data.steps):
+            run.step.run()
+        row = run.end_epoch()
+    assert row["skipped_steps"] == 1
+    state = run.state()
+    assert float(state["optimizer"]["count"]) == float(state["average"]["count"]) == run.data.steps - 1
+    tensors = [*state["optimizer"]["second"], *state["average"]["tensors"].values()]
+    assert all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
 @pytest.mark.parametrize("model", ["resnet8", "vit_s"])

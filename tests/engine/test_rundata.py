@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.config import (
+    ConfigError,
+    LiftConfig,
+    OptimConfig,
+    RunConfig,
+    as_begun,
+    from_dict,
+    resolved,
+)
 from protoseam.engine.evaluate import evaluate
 from protoseam.engine.files import StorageError
+from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import Interrupted, ResumeWarning, resume, train, train_packed
 from protoseam.errors import DataWarning
 
@@ -129,11 +140,33 @@ def test_what_an_earlier_attempt_left_is_not_believed(here: Path, monkeypatch: p
     shutil.copy(here / "other" / "data.json", here / "run" / "data.json")
     blobs(here / "b.npz", seed=3, n=100)
     with monkeypatch.context() as patch:
-        patch.setattr("protoseam.engine.session.load", lambda *_: sys.exit())  # as if killed while it reads
+        patch.setattr(
+            "protoseam.engine.session.load", lambda *_, **__: sys.exit()
+        )  # as if killed while it reads
         with pytest.raises(SystemExit):
             train(dataclasses.replace(CONFIG, data="b.npz"), here / "run", quiet=True)
     resume(here / "run", quiet=True)
     assert json.loads((here / "run" / "data.json").read_text())["path"] == str(here / "b.npz")
+
+
+def test_an_older_runs_settings_stay_in_force(here: Path) -> None:
+    """A run begun before gradients were clipped and batches chosen by the data goes on without either."""
+    with pytest.raises(Interrupted):
+        train(CONFIG, here / "run", quiet=True, budget_seconds=1e-9)
+    file = here / "run" / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    assert stored["optim"]["clip"] == 1.0
+    for name in ("clip", "name"):
+        del stored["optim"][name]
+    for name in ("image_size", "mixup", "cutmix", "label_smoothing", "average", "init_from"):
+        del stored[name]
+    file.write_text(yaml.safe_dump({**stored, "batch_size": 128}))
+    config = RunDirectory(here / "run").read_config()
+    assert config.optim.clip == math.inf
+    assert config.batch_size == 128
+    resume(here / "run", quiet=True)
+    catalogued = as_begun({"data": "digits", "optim": {"lr": 0.1}})
+    assert resolved(from_dict(catalogued)).optim.clip is None
 
 
 def test_runs_packed_together_have_each_their_own_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

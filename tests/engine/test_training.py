@@ -46,6 +46,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "isotropic": {"lift": dataclasses.replace(SMALL.lift, covariance="isotropic")},
     "switch": {"lift": dataclasses.replace(SMALL.lift, covariance="switch", structure="diagonal")},
     "augmented": {"augment": "paper"},
+    "adamw": {"optim": OptimConfig(name="adamw", warmup_epochs=1)},
+    "adamw baseline": {"variant": "baseline", "optim": OptimConfig(name="adamw", warmup_epochs=1, clip=0.5)},
+    "clipped": {"optim": dataclasses.replace(SMALL.optim, clip=0.5)},
+    "averaged": {"average": 0.9},
+    "averaged convnet": {"variant": "baseline", "model": "resnet8", "model_options": {}, "average": 0.9},
+    "mixed": {"variant": "baseline", "mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1},
 }
 
 

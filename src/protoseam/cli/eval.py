@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from protoseam.engine.evaluate import evaluate
+    from protoseam.engine.evaluate import BINS, evaluate
 
     result = evaluate(args.run, split=args.split, device=args.device)
     if args.json:
@@ -23,8 +23,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(
         f"{args.run}: {args.split} accuracy {100 * result['accuracy']:.2f} % "
-        f"({result['correct']} of {result['samples']})"
+        f"({result['correct']} of {result['samples']}), NLL {result['nll']:.4f}, "
+        f"ECE {100 * result['ece']:.2f} % ({BINS} equal-width bins)"
     )
     for name, accuracy in result["worst_classes"]:
         print(f"  {name}: {100 * accuracy:.1f} %")
+    if result["at_chance"]:
+        print(result["at_chance"])
     return 0

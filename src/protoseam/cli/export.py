@@ -16,8 +16,9 @@ def run(args: argparse.Namespace) -> int:
 
     told = export(args.run, args.out)
     shape = ", ".join(map(str, told["shape"]))
+    resized = f" ({told['resized']})" if "resized" in told else ""
     print(
-        f"{args.out}: takes float32 {told['input']} of shape (N, {shape}), gives logits of {len(told['classes'])} "
-        f'classes.\nWithout this library: torch.export.load("{args.out}").module()(inputs)'
+        f"{args.out}: takes float32 {told['input']} of shape (N, {shape}){resized}, gives logits of "
+        f'{len(told["classes"])} classes.\nWithout this library: torch.export.load("{args.out}").module()(inputs)'
     )
     return 0

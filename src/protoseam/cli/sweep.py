@@ -119,10 +119,11 @@ def main(argv: list[str]) -> int:
 
 def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
     from protoseam.experiments import paper
-    from protoseam.experiments.space import Choice, parse_space
+    from protoseam.experiments.space import ADAMW_GRID, Choice, parse_space
 
     if not words:
-        return {key: Choice(values) for key, values in paper.GRID.items()}
+        grid = ADAMW_GRID if config.optim.name == "adamw" else paper.GRID
+        return {key: Choice(values) for key, values in grid.items()}
     space = parse_space(words)
     ends = {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}
     for key, values in ends.items():

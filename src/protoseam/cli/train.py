@@ -149,6 +149,7 @@ def main(argv: list[str]) -> int:
         spare_threads(RunDirectory(Path(values["resume"])).read_config())
         summaries = [resume(Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget)]
         _say(summaries, [Path(values["resume"])])
+        _say_chance(summaries, [Path(values["resume"])])
         return 0
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     spare_threads(config)
@@ -157,6 +158,8 @@ def main(argv: list[str]) -> int:
     started = time.monotonic()
     status = 0
     groups = [runs[lo : lo + pack] for lo in range(0, len(runs), pack)]
+    done: list[dict[str, Any]] = []
+    places: list[Path] = []
     while groups:
         group = groups.pop(0)
         left = None if budget is None else budget - (time.monotonic() - started)
@@ -173,6 +176,8 @@ def main(argv: list[str]) -> int:
             status = 1  # the others may well come through
             continue
         _say(summaries, [out for _, out in group])
+        done, places = done + summaries, places + [out for _, out in group]
+    _say_chance(done, places)
     return status
 
 
@@ -224,6 +229,15 @@ def _expand(config: RunConfig, values: dict[str, Any]) -> list[tuple[RunConfig, 
         for variant in values["variants"] or [config.variant]
         for seed in values["seeds"] or [config.seed]
     ]
+
+
+def _say_chance(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
+    """Last of all, which of the runs have not learned anything, and what to try."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for summary, out in zip(summaries, outs, strict=True):
+        if summary.get("at_chance"):
+            print(f"{out}: {summary['at_chance']}")
 
 
 def _say(summaries: list[dict[str, Any]], outs: list[Path]) -> None:

@@ -9,6 +9,7 @@ What becomes of each kind of file:
     into light without a colour profile, would change them silently.
   - Animations are refused (which frame was meant?), as are truncated and enormous files.
   - EXIF orientation is left alone, as in torchvision, whose arrays these should equal.
+  - With an image size, every image is resized and cropped to that square; without one all must have one size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import io
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -52,8 +53,35 @@ class Problem(Exception):
     """Why one image cannot be used; collected, never seen by the user on its own."""
 
 
-def decode_image(data: bytes) -> tuple[NDArray[np.uint8], bool]:
-    """(H, W, 3) pixels, and whether the file was grey. Raises `Problem`."""
+def resize_image(image: Any, size: int) -> Any:
+    """A Pillow image with its shorter side brought to ``size`` (bilinear, antialiased), its centre cropped to a square.
+
+    The same pixels as torchvision's Resize(size) and CenterCrop(size).
+    """
+    width, height = image.size
+    if min(width, height) != size:
+        longer = int(size * max(width, height) / min(width, height))
+        width, height = (size, longer) if width <= height else (longer, size)
+        image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    left, top = round((width - size) / 2.0), round((height - size) / 2.0)
+    return image.crop((left, top, left + size, top + size))
+
+
+def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """:func:`resize_image` for images (N, H, W, C) that are arrays already."""
+    if images.shape[1:3] == (size, size):
+        return images
+    pil = _pillow()
+    resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
+    for row, image in zip(resized, images, strict=True):
+        for channel in range(image.shape[2]):
+            plane = pil.fromarray(np.ascontiguousarray(image[..., channel]))
+            row[..., channel] = np.asarray(resize_image(plane, size))
+    return resized
+
+
+def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np.uint8], bool]:
+    """(H, W, 3) pixels, resized if a size is given, and whether the file was grey. Raises `Problem`."""
     pil = _pillow()
     try:
         with pil.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -67,7 +95,8 @@ def decode_image(data: bytes) -> tuple[NDArray[np.uint8], bool]:
                 raise Problem("has 16 bits or more a channel: convert it to 8 bits the way you see fit")
             if image.mode not in _CLEAN_MODES:
                 raise Problem(f"has the colour mode {image.mode}: convert it to RGB with a colour profile")
-            return _to_rgb(image, pil), image.mode in _GREY_MODES
+            grey, rgb = image.mode in _GREY_MODES, _to_rgb(image, pil)
+            return np.asarray(rgb if image_size is None else resize_image(rgb, image_size)), grey
     except Problem:
         raise
     except pil.UnidentifiedImageError as error:
@@ -78,7 +107,9 @@ def decode_image(data: bytes) -> tuple[NDArray[np.uint8], bool]:
         raise Problem(f"is truncated or damaged ({error}): replace or remove it") from error
 
 
-def decode_all(where: str, files: Iterable[tuple[int, str, bytes]], count: int) -> NDArray[np.uint8]:
+def decode_all(
+    where: str, files: Iterable[tuple[int, str, bytes]], count: int, image_size: int | None = None
+) -> NDArray[np.uint8]:
     """Decode every (row, name, bytes) into one array, or raise one `DataError` that names every bad file."""
     images: NDArray[np.uint8] | None = None
     problems: list[tuple[str, str]] = []
@@ -87,7 +118,7 @@ def decode_all(where: str, files: Iterable[tuple[int, str, bytes]], count: int) 
     with _quiet_pillow():
         for row, name, data in files:
             try:
-                pixels, grey = decode_image(data)
+                pixels, grey = decode_image(data, image_size)
             except Problem as problem:
                 problems.append((name, str(problem)))
                 continue
@@ -97,7 +128,9 @@ def decode_all(where: str, files: Iterable[tuple[int, str, bytes]], count: int) 
                 images = _allocate(where, count, pixels.shape)
             if images.shape[1:] == pixels.shape:
                 images[row] = pixels
+    hint = ""
     if len(set(sizes.values())) > 1:
+        hint = f"\nTo have all images resized and cropped to one size: --image_size {_usual_size(sizes.values())}"
         (height, width), _ = Counter(sizes.values()).most_common(1)[0]
         problems += [
             (name, f"is {w}×{h} while most are {width}×{height}: resize them all to one size")
@@ -105,17 +138,23 @@ def decode_all(where: str, files: Iterable[tuple[int, str, bytes]], count: int) 
             if (h, w) != (height, width)
         ]
     if problems or images is None:
-        raise _report(where, problems)
+        raise _report(where, problems, hint)
     return np.ascontiguousarray(images[..., :1]) if all_grey else images
 
 
-def read_image_folder(tree: Tree, name: str) -> ArrayDataset:
+def _usual_size(sizes: Collection[tuple[int, int]]) -> int:
+    """A size that suits images of these: half of them are no smaller. At most 224, as most networks' inputs."""
+    shorter = sorted(min(size) for size in sizes)
+    return max(8, min(224, shorter[len(shorter) // 2] // 8 * 8))
+
+
+def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> ArrayDataset:
     """train/<class>/… and test/<class>/… (or val/); or <class>/… alone, of which a fifth becomes the test set.
 
     The class names are the folder names, in plain string order. Without a test part, `stratified_split` takes
     20 % of each class with seed 0, so the same folder gives the same test set anywhere. Where both test/ and
     val/ exist, test/ is the test set and val/ is left unread: validation images are cut from train/. The names may
-    also be Training/, TEST/ and the like.
+    also be Training/, TEST/ and the like. With ``image_size``, images of any sizes become squares of that one.
     """
     pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
     prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
@@ -133,7 +172,7 @@ def read_image_folder(tree: Tree, name: str) -> ArrayDataset:
     labels = np.array([index[label] for label, _ in (*train, *test)], dtype=np.int64)
     place = {prefix + file: row for row, (_, file) in enumerate((*train, *test))}
     found = ((place[file], file, data) for file, data in tree.read(place.__contains__))
-    images = decode_all(str(tree.path), found, len(labels))
+    images = decode_all(str(tree.path), found, len(labels), image_size)
     train_rows: slice | NDArray[np.int64] = slice(0, len(train))
     test_rows: slice | NDArray[np.int64] = slice(len(train), None)
     if not test:
@@ -277,11 +316,11 @@ def _has_16_bits(image: Any, data: bytes) -> bool:
     return image.format == "TIFF" and max(image.tag_v2.get(_TIFF_BITS, (8,))) > 8
 
 
-def _to_rgb(image: Any, pil: ModuleType) -> NDArray[np.uint8]:
+def _to_rgb(image: Any, pil: ModuleType) -> Any:
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         image = pil.alpha_composite(pil.new("RGBA", rgba.size, (0, 0, 0, 255)), rgba)
-    return np.asarray(image.convert("RGB"))
+    return image.convert("RGB")
 
 
 def _allocate(where: str, count: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -294,10 +333,10 @@ def _allocate(where: str, count: int, shape: tuple[int, ...]) -> NDArray[np.uint
         ) from error
 
 
-def _report(where: str, problems: list[tuple[str, str]]) -> DataError:
+def _report(where: str, problems: list[tuple[str, str]], hint: str = "") -> DataError:
     lines = "".join(f"\n  - {name} {problem}" for name, problem in problems[:_SHOWN])
     more = f"\n  … and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}")
+    return DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}{hint}")
 
 
 def _pillow() -> ModuleType:

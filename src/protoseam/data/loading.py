@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import warnings
@@ -41,7 +42,9 @@ class Located:
     tree: Tree
 
 
-def load(name_or_path: str, root: Path | None = None, *, download: bool = False) -> ArrayDataset:
+def load(
+    name_or_path: str, root: Path | None = None, *, download: bool = False, image_size: int | None = None
+) -> ArrayDataset:
     """The data set of that name, or at that path, checked and ready to train on.
 
     Names: digits (always there), mnist, fashion-mnist, cifar10, cifar100, tinyimagenet; their files are looked
@@ -49,6 +52,8 @@ def load(name_or_path: str, root: Path | None = None, *, download: bool = False)
     A folder <root>/<name>/ of .npy arrays will do as well.
     Paths: an .npz file, a folder of .npy arrays, a folder or archive (.zip, .tar.gz) of images in class folders,
     or one in any of the official formats. A name wins over a file of the same name: write ./mnist for that.
+    `image_size`: every image's shorter side is brought to that many pixels, and its centre cropped to a square, so
+    that a folder may hold images of any sizes.
     """
     root = Path(root).expanduser() if root is not None else catalog.default_root()
     entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
@@ -56,9 +61,21 @@ def load(name_or_path: str, root: Path | None = None, *, download: bool = False)
         dataset = _load_named(entry, root, download)
         _warn_if_not_whole(entry, dataset)
     else:
-        dataset = _load_path(name_or_path, root)
+        dataset = _load_path(name_or_path, root, image_size)
     check(dataset)
-    return dataset
+    return dataset if image_size is None else _resized(dataset, image_size)
+
+
+def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
+    if dataset.train_images.ndim != 4:
+        raise DataError(
+            f"image_size={size}, but {dataset.name} has rows of features, not images: leave it out"
+        )
+    return dataclasses.replace(
+        dataset,
+        train_images=images.resize_arrays(dataset.train_images, size),
+        test_images=images.resize_arrays(dataset.test_images, size),
+    )
 
 
 def array_folder(entry: Entry, root: Path) -> Path | None:
@@ -125,7 +142,7 @@ def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
         )
 
 
-def _load_path(given: str, root: Path) -> ArrayDataset:
+def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDataset:
     path = Path(given).expanduser()
     if not path.exists():
         close = difflib.get_close_matches(given.lower(), catalog.CATALOG, n=1)
@@ -141,10 +158,15 @@ def _load_path(given: str, root: Path) -> ArrayDataset:
         return arrays.read_array_folder(path, name)
     tree = archives.open_tree(path)
     kind = _format_of(tree)
-    read, stamp = READERS[kind], list(tree.stamp())
-    if kind == "images":
+    stamp = list(tree.stamp())
+    if kind == "images":  # resized as they are decoded: only then may their sizes differ
         stamp.append(("layout", images.LAYOUT_VERSION, 0))
-    return cache.cached(root, name, stamp, lambda: read(tree, name, ()))
+        if image_size is not None:
+            stamp.append(("image_size", image_size, 0))
+        return cache.cached(
+            root, name, stamp, lambda: images.read_image_folder(tree, name, image_size=image_size)
+        )
+    return cache.cached(root, name, stamp, lambda: READERS[kind](tree, name, ()))
 
 
 def _format_of(tree: Tree) -> str:
@@ -189,6 +211,11 @@ def _missing(entry: Entry, root: Path) -> str:
         f"{entry.sources[0].files[0].url.split('/')[2]}. Files you have elsewhere: set {catalog.ROOT_VARIABLE} to "
         "their folder, or give it to the command (data: --root, train and sweep: --data_root, reproduce: --data-root)."
     )
+
+
+def is_catalogued(given: str) -> bool:
+    """Whether this names a data set of the catalogue; anything else is data of the user's own."""
+    return not looks_like_path(given) and catalog.find(given) is not None
 
 
 def looks_like_path(given: str) -> bool:

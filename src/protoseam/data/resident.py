@@ -24,7 +24,7 @@ from protoseam.data.dataset import ArrayDataset
 from protoseam.data.split import channel_statistics, stratified_split
 from protoseam.errors import DataError, DataWarning
 
-__all__ = ["Resident", "epoch_seed"]
+__all__ = ["Resident", "epoch_seed", "suitable_batch"]
 
 # Images augmented in one call: enough to fill an accelerator, little enough to bound the temporaries.
 _CHUNK = 6000
@@ -38,6 +38,18 @@ def epoch_seed(seed: int, epoch: int, purpose: int) -> int:
     return (int(words[0]) << 31) ^ int(words[1])
 
 
+def suitable_batch(samples: int, world: int = 1) -> int:
+    """The largest power of two from 8 to 128 with which an epoch of ``samples`` has 20 steps, for ``world`` processes.
+
+    Fewer steps per epoch make a schedule of so many epochs too short to learn in. Among processes that do not divide
+    it, the next multiple of their number.
+    """
+    batch = 128
+    while batch > 8 and samples // batch < 20:
+        batch //= 2
+    return -(-batch // world) * world
+
+
 class Resident:
     """Training, validation and test data of one run, on its device."""
 
@@ -46,7 +58,7 @@ class Resident:
         dataset: ArrayDataset,
         *,
         seed: int,
-        batch_size: int,
+        batch_size: int | None,
         validation: float = 0.1,
         policy: Augmentation | None = None,
         device: torch.device | str = "cpu",
@@ -56,11 +68,12 @@ class Resident:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """``compile`` the augmentation: from the second epoch on, which leaves the first step no time to wait for the
-        compiler. The kernels for small images give the same bits; torch.compile, for large ones, may differ in the
-        last, and ``compile_at_once`` is for where that must not depend on which epoch came first.
+        """``batch_size`` None: :func:`suitable_batch`. ``compile`` the augmentation: from the second epoch on, which
+        leaves the first step no time to wait for the compiler. The kernels for small images give the same bits;
+        torch.compile, for large ones, may differ in the last, and ``compile_at_once`` is for where that must not
+        depend on which epoch came first.
         """
-        if batch_size % world:
+        if batch_size is not None and batch_size % world:
             raise DataError(
                 f"batch_size={batch_size} does not divide among {world} processes: choose a multiple of {world}"
             )
@@ -91,6 +104,8 @@ class Resident:
         self.test = self._held_out(dataset.test_images, dataset.test_labels, everything)
 
         self.size = len(train)
+        if batch_size is None:
+            batch_size = suitable_batch(self.size, world)
         self.batch_size = min(batch_size, self.size - self.size % world)
         self.local_batch = self.batch_size // world
         # the steps leave out the rest of a permutation, another one each epoch; it lies behind their rows, for passes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import types
 import typing
@@ -17,8 +18,8 @@ from typing import Any, Literal
 from protoseam.errors import ProtoSeamError
 
 __all__ = [
-    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "from_dict", "parse_yaml",
-    "to_dict", "to_yaml", "unlike",
+    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "from_dict", "parse_yaml",
+    "resolved", "to_dict", "to_yaml", "unlike",
 ]  # fmt: skip
 
 _MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
@@ -31,23 +32,39 @@ class ConfigError(ProtoSeamError, ValueError):
 
 # What a run's numbers do not depend on: where it runs, and how often it is looked at and saved.
 BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
+# Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
+_RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
+_OWN_CLIP = 1.0  # of data of one's own; docs/own-data.md has the measurement
+CATALOGUED_BATCH = 128  # of the paper's recipes; the paper does not state it
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """SGD with Nesterov momentum, linear warm-up, cosine decay (paper, §protocol).
+    """The optimizer, with linear warm-up and cosine decay (paper, §protocol).
 
     Args:
-        lr: peak learning rate.
-        weight_decay: on every parameter, the prototypes included.
-        momentum: Nesterov momentum; the paper does not state it.
+        lr: peak learning rate; null takes the optimizer's default, 0.02 for sgd and 0.001 for adamw.
+        weight_decay: on every parameter, the prototypes included; null takes the optimizer's default, 5e-4 for sgd
+            and 0.01 for adamw (torch's).
+        momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
+        name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay).
+        clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
+            data set, 1.0 for data of one's own, whose small batches can otherwise end any rate's training at
+            chance. inf: none.
     """
 
-    lr: float = 0.02
-    weight_decay: float = 5e-4
+    lr: float | None = None
+    weight_decay: float | None = None
     momentum: float = 0.9
     warmup_epochs: float = 5.0
+    name: Literal["sgd", "adamw"] = "sgd"
+    clip: float | None = None
+
+    def resolved(self) -> tuple[float, float]:
+        """(learning rate, weight decay), with the optimizer's defaults where the config names none."""
+        lr, decay = _RATES[self.name]
+        return lr if self.lr is None else self.lr, decay if self.weight_decay is None else self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -98,10 +115,21 @@ class RunConfig:
         variant: baseline (the plain model), unlifted (its seam, end to end) or protoseam.
         seed: of the initial weights, the split, the order, the augmentation and the samples.
         epochs: epochs to train.
-        batch_size: samples a step; the paper does not state it.
+        batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for data of
+            one's own the largest power of two from 8 to 128 with which an epoch has 20 steps.
         validation: fraction of the training data held out, stratified.
         augment: the paper's pipeline (crop, flip, RandAugment, erasing), none, or auto: the paper's for colour
             images of 32 pixels or more, none for digits and tables, which a flip turns into something else.
+        image_size: resize images so that their shorter side has this many pixels, and crop the centre to a square;
+            for image files of any sizes. null: images stay as they are and must have one size.
+        mixup: mix pairs of images and their labels; α of the Beta distribution of the shares, e.g. 0.2. 0: never.
+        cutmix: paste a rectangle of one image into another and mix their labels by area; α of the Beta distribution
+            of the shares, e.g. 1.0. 0: never. With mixup as well, each batch takes one of the two at random.
+        label_smoothing: share of a target spread evenly over all classes, e.g. 0.1.
+        average: decay of an exponential moving average of the weights, e.g. 0.999; the average is then what is
+            evaluated, saved and deployed. null: no average.
+        init_from: a finished run's directory, or a .safetensors file, whose network training starts from. A
+            classifier of another shape is left out.
         optim: the optimizer.
         lift: the seam.
         device: auto, cpu, cuda or cuda:N.
@@ -124,9 +152,15 @@ class RunConfig:
     variant: Variant = "protoseam"
     seed: int = 42
     epochs: int = 200
-    batch_size: int = 128
+    batch_size: int | None = None
     validation: float = 0.1
     augment: Literal["auto", "paper", "none"] = "auto"
+    image_size: int | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
+    average: float | None = None
+    init_from: str | None = None
     optim: OptimConfig = field(default_factory=OptimConfig)
     lift: LiftConfig = field(default_factory=LiftConfig)
     device: str = "auto"
@@ -141,9 +175,10 @@ class RunConfig:
     keep_embeddings: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name, low in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
         if not self.data:
             raise ConfigError("data is empty: name a data set, or a path")
         if not 0 <= self.seed < 2**63:
@@ -159,12 +194,18 @@ class RunConfig:
             raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
         if not self.optim.warmup_epochs >= 0:
             raise ConfigError(f"optim.warmup_epochs cannot be negative, got {self.optim.warmup_epochs}")
-        if not self.optim.lr > 0:
+        if self.optim.lr is not None and not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
+        if self.optim.clip is not None and not self.optim.clip > 0:
+            raise ConfigError(
+                f"optim.clip is the largest norm of the gradients and must be positive, got {self.optim.clip}; inf "
+                "is no limit"
+            )
         if not 0 <= self.optim.momentum < 1:
             raise ConfigError(f"optim.momentum must lie in [0, 1), got {self.optim.momentum}")
-        if not self.optim.weight_decay >= 0:
+        if self.optim.weight_decay is not None and not self.optim.weight_decay >= 0:
             raise ConfigError(f"optim.weight_decay cannot be negative, got {self.optim.weight_decay}")
+        self._check_mixing()
         for name in ("dim", "draws"):
             if getattr(self.lift, name) < 1:
                 raise ConfigError(f"lift.{name} must be at least 1, got {getattr(self.lift, name)}")
@@ -179,14 +220,64 @@ class RunConfig:
                 f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"
             )
 
+    def _check_mixing(self) -> None:
+        for name in ("mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"{name} is α of a Beta distribution, 0 (never) or more, got {getattr(self, name)}"
+                )
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing is a share in [0, 1), got {self.label_smoothing}")
+        if self.average is not None and not 0 < self.average < 1:
+            raise ConfigError(
+                f"average is the decay of an average of weights, between 0 and 1 (e.g. 0.999), got {self.average}"
+            )
+        moving = self.lift.covariance in ("running", "switch")
+        if (self.mixup or self.cutmix) and self.variant == "protoseam" and moving:
+            raise ConfigError(
+                f"lift.covariance={self.lift.covariance} estimates class covariances from the training batches, and "
+                "a mixed image belongs to no single class: with mixup or cutmix set lift.covariance to exact (a pass "
+                "over unmixed images after each epoch) or isotropic"
+            )
+
+
+_LEAST = {"epochs": 1, "batch_size": 1, "image_size": 4, "checkpoint_every": 1, "eval_every": 1}
+
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def resolved(config: RunConfig) -> RunConfig:
+    """The config with the defaults that depend on other settings filled in, as far as no data is needed for it.
+
+    A run keeps this form, so that it goes on with the same numbers should a later version have other defaults.
+    """
+    from protoseam.data.loading import is_catalogued
+
+    lr, decay = config.optim.resolved()
+    batch_size, clip = config.batch_size, config.optim.clip
+    if is_catalogued(config.data):
+        batch_size = batch_size or CATALOGUED_BATCH
+    elif clip is None:
+        clip = _OWN_CLIP
+    optim = dataclasses.replace(config.optim, lr=lr, weight_decay=decay, clip=clip)
+    return dataclasses.replace(config, batch_size=batch_size, optim=optim)
+
+
+def as_begun(values: dict[str, Any]) -> dict[str, Any]:
+    """A run's stored settings with those that did not exist when it was begun as they were in force then."""
+    from protoseam.data.loading import is_catalogued
+
+    optim = values.get("optim")
+    if isinstance(optim, dict) and "clip" not in optim and not is_catalogued(str(values.get("data"))):
+        return {**values, "optim": {**optim, "clip": math.inf}}
+    return values
+
+
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
     """The settings in which two runs differ, in words, ``but`` those."""
-    theirs, ours = to_dict(there), to_dict(here)
+    theirs, ours = to_dict(resolved(there)), to_dict(resolved(here))
     return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
 
 

@@ -10,14 +10,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from protoseam import models
+from protoseam.core import calibration_error, negative_log_likelihood
 from protoseam.data.resident import Resident
+from protoseam.engine.chance import at_chance, what_to_try
 from protoseam.engine.config import ConfigError
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.rundata import RunData, load_again
 from protoseam.engine.rundir import RunDirectory, go_on
 from protoseam.engine.trainer import resolve_device
 
-__all__ = ["evaluate", "load_deployed", "load_network"]
+__all__ = ["BINS", "evaluate", "load_deployed", "load_network"]
+
+BINS = 15  # of the calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
 
 
 def load_network(path: Path, data: RunData | Resident) -> torch.nn.Module:
@@ -44,16 +48,25 @@ def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
 
 @torch.no_grad()
 def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[str, Any]:
-    """Accuracy on a split, with the five worst classes by name."""
+    """Accuracy, NLL and ECE on a split, with the five worst classes by name.
+
+    NLL is the mean of −log p(y|x) in nats, ECE the expected calibration error over 15 equal-width bins of confidence.
+    ``at_chance`` is a sentence if the accuracy is no better than guessing, else None.
+    """
+    config = RunDirectory(path).read_config()
     plain, data = load_deployed(path)
     target = resolve_device(device)
     plain.to(target)
     right = torch.zeros(data.num_classes, dtype=torch.int64)
     seen = torch.zeros(data.num_classes, dtype=torch.int64)
+    outputs, labels = [], []
     for x, y in data.batches(split):
-        hit = plain(x.to(target)).argmax(1).cpu() == y
+        logits = plain(x.to(target)).cpu()
+        hit = logits.argmax(1) == y
         right += torch.bincount(y[hit], minlength=data.num_classes)
         seen += torch.bincount(y, minlength=data.num_classes)
+        outputs.append(logits)
+        labels.append(y)
     if not seen.any():
         raise ConfigError(
             f"{path} has no {split} data"
@@ -61,9 +74,14 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
         )
     by_class = right / seen.clamp_min(1)
     worst = by_class.argsort()[:5].tolist()
+    accuracy = int(right.sum()) / int(seen.sum())
+    told = at_chance(accuracy, seen.tolist(), data.classes, split)
     return {
         "split": split,
-        "accuracy": int(right.sum()) / int(seen.sum()),
+        "accuracy": accuracy,
+        "nll": float(negative_log_likelihood(torch.cat(outputs), torch.cat(labels))),
+        "ece": float(calibration_error(torch.cat(outputs), torch.cat(labels), BINS)),
+        "at_chance": told and f"{told} {what_to_try(config, data.size, data.batch_size)}",
         "correct": int(right.sum()),
         "samples": int(seen.sum()),
         "worst_classes": [(data.classes[c], float(by_class[c])) for c in worst],

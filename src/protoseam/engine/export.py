@@ -60,6 +60,8 @@ def export(run: Path, out: Path) -> dict[str, Any]:
         "shape": list(about.sample_shape),
         "classes": list(about.classes),
     }
+    if isinstance(about, RunData) and about.image_size is not None:
+        told["resized"] = f"shorter side to {about.image_size} pixels, centre cropped"
     with explain_os_error("the network", out.parent, going_on=""):
         out.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()

@@ -43,6 +43,13 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
+    def note(self, text: str) -> None:
+        """Say something beside the epochs, on standard error."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
     def epoch(self, row: dict[str, Any]) -> None:
         self.done = row["epoch"]
         news = f"loss {row['loss']['total']:.4f}"

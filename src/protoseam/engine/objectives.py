@@ -22,7 +22,7 @@ from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.errors import DataError
 from protoseam.seam.covariance import AbstractCovariance
 
-__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective"]
+__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective", "prototype_gradient"]
 
 # Opens the context in which a forward pass runs: autocast, or nothing.
 Casting = Callable[[], AbstractContextManager[Any]]
@@ -31,7 +31,10 @@ Sweep = Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
 
 
 class AbstractObjective(nn.Module):
-    """Terms of the loss, the deployed network's logits, and what happens between epochs."""
+    """Terms of the loss, the deployed network's logits, and what happens between epochs.
+
+    Targets ``y`` are labels (B,) or, for mixed images, probabilities (B, C).
+    """
 
     terms: tuple[str, ...]
 
@@ -59,6 +62,15 @@ class AbstractObjective(nn.Module):
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         return [{"params": list(self.parameters()), "lr": lr, "weight_decay": weight_decay}]
 
+    @abstractmethod
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        """The tensors of :meth:`deploy`'s state, by their names there; not copies."""
+
+    def deployed_buffers(self) -> dict[str, Tensor]:
+        """The deployed network's floating-point buffers, by their names in this module's state."""
+        deployed = {id(t) for t in self.deployed_tensors().values()}
+        return {name: b for name, b in self.named_buffers() if id(b) in deployed and b.is_floating_point()}
+
     def begin(self, sweep: Sweep) -> None:
         """Before the first epoch."""
 
@@ -76,12 +88,12 @@ class EndToEnd(AbstractObjective):
 
     terms = ("total",)
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.label_smoothing = model, label_smoothing
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return F.cross_entropy(self.model(x).float(), y)[None]
+        return F.cross_entropy(self.model(x).float(), y, label_smoothing=self.label_smoothing)[None]
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(x)
@@ -89,6 +101,19 @@ class EndToEnd(AbstractObjective):
 
     def deploy(self) -> nn.Module:
         return copy.deepcopy(self.model).eval()
+
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        return self.model.state_dict(keep_vars=True)
+
+
+def prototype_gradient(apart_CK: Tensor, y: Tensor, slope_BK: Tensor) -> Tensor:
+    """∂/∂S of the whole objective: the part without images (overwritten), and minus the consensus slopes' class sums.
+
+    ``y`` holds labels (B,), or for mixed images the classes' shares q (B, C), with which the sums are qᵀ·slope.
+    """
+    if y.is_floating_point():
+        return apart_CK.sub_(y.to(slope_BK.dtype).T @ slope_BK)
+    return apart_CK.index_add_(0, y, slope_BK, alpha=-1)
 
 
 class Lifting(AbstractObjective):
@@ -133,8 +158,9 @@ class Lifting(AbstractObjective):
         with torch.cuda.stream(side), torch.no_grad():
             side.wait_event(embedded)
             pull = net.consensus(z_BK, y)
-            net.prototypes.grad = apart_CK.index_add_(0, y, slope_BK, alpha=-1)
-            net.covariance.observe(z_BK, y)
+            net.prototypes.grad = prototype_gradient(apart_CK, y, slope_BK)
+            if not y.is_floating_point():  # a mixed image is in no class's covariance
+                net.covariance.observe(z_BK, y)
             losses = torch.stack([pull + classify + push, pull, classify, push])
         main.wait_stream(side)
         for p, gradient in zip(head, gradients, strict=True):
@@ -147,6 +173,16 @@ class Lifting(AbstractObjective):
 
     def deploy(self) -> nn.Module:
         return self.net.deploy()
+
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        n1, n2 = (half.state_dict(keep_vars=True) for half in (self.net.n1, self.net.n2))
+        # deploy() puts Sequential(seam, N2) in the seam layer's place, or in the whole network's if there is none
+        seam = f"{self.net.seam_layer}." if self.net.seam_layer else ""
+        named = {
+            f"{seam}0.{name.removeprefix(seam)}" if name.startswith(seam) else name: t
+            for name, t in n1.items()
+        }
+        return named | {f"{seam}1.{name}": t for name, t in n2.items()}
 
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         return self.net.param_groups(lr, weight_decay, seam_lr=lr, bounded=False)
@@ -187,7 +223,7 @@ class Lifting(AbstractObjective):
 def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> AbstractObjective:
     """The variant's objective on ``model`` (which it takes over)."""
     if config.variant == "baseline":
-        return EndToEnd(model)
+        return EndToEnd(model, label_smoothing=config.label_smoothing)
     if config.variant not in ("unlifted", "protoseam"):
         raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
     try:
@@ -203,11 +239,14 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
             draws=config.lift.draws,
             antithetic=config.lift.antithetic,
             class_weights=config.lift.class_weights,
+            label_smoothing=config.label_smoothing,
         )
     except ValueError as error:
         raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
     # Unlifted is the same architecture with the same initial weights, trained end to end.
-    return Lifting(net) if config.variant == "protoseam" else EndToEnd(net.deploy().train())
+    if config.variant == "protoseam":
+        return Lifting(net)
+    return EndToEnd(net.deploy().train(), label_smoothing=config.label_smoothing)
 
 
 def _covariance(lift: LiftConfig) -> AbstractCovariance:

@@ -1,4 +1,4 @@
-"""SGD with Nesterov momentum over flat buffers: one update for all parameters, the rate read from the device.
+"""Optimizers over flat buffers: one update for all parameters, the rate read from the device.
 
 Parameters become views of flat buffers, so an update is a handful of operations however many tensors there are.
 With ``low`` set, the network computes with low-precision copies while float32 masters take the updates.
@@ -6,6 +6,7 @@ With ``low`` set, the network computes with low-precision copies while float32 m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from protoseam.core.devices import cuda_kernels
 
-__all__ = ["FlatSGD"]
+__all__ = ["FlatOptimizer", "FlatSGD"]
 
 _ALIGN = 128  # elements; keeps every parameter's view aligned for vectorised kernels
 
@@ -37,13 +38,17 @@ class _Segment:
         self.momentum = torch.zeros(size, device=device)
         self.grad = torch.zeros(size, dtype=low or torch.float32, device=device)
         self.work = self.master if low is None else torch.zeros(size, dtype=low, device=device)
-        self.master_views = [_view(self.master, o, p) for p, o in zip(params, offsets, strict=True)]
-        self.grad_views = [_view(self.grad, o, p) for p, o in zip(params, offsets, strict=True)]
-        self.work_views = [_view(self.work, o, p) for p, o in zip(params, offsets, strict=True)]
-        torch._foreach_copy_(self.master_views, [p.data for p in params])
         self.offsets = offsets
+        self.master_views = self.views(self.master)
+        self.grad_views = self.views(self.grad)
+        self.work_views = self.views(self.work)
+        torch._foreach_copy_(self.master_views, [p.data for p in params])
         self.synchronise()
         self.use(self.work_views)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters' places in a buffer like the master's."""
+        return [_view(flat, o, p) for p, o in zip(self.params, self.offsets, strict=True)]
 
     def use(self, views: list[Tensor]) -> None:
         for p, view in zip(self.params, views, strict=True):
@@ -81,11 +86,11 @@ def _fused_update(device: torch.device) -> Callable[..., None] | None:
     return sgd_update
 
 
-class FlatSGD:
+class FlatOptimizer(ABC):
     """``groups`` as for torch.optim; each group's learning rate is relative to the first's.
 
-    ``low``: dtype of the working copies (None: the masters are used directly). ``keep``: parameters that stay
-    float32 all the same.
+    ``momentum``: Nesterov's, or Adam's first beta. ``low``: dtype of the working copies (None: the masters are used
+    directly). ``keep``: parameters that stay float32 all the same. ``clip``: largest global norm of the gradients.
     """
 
     def __init__(
@@ -95,9 +100,10 @@ class FlatSGD:
         momentum: float = 0.9,
         low: torch.dtype | None = None,
         keep: set[nn.Parameter] | None = None,
+        clip: float | None = None,
     ) -> None:
         groups = list(groups)
-        self.momentum = momentum
+        self.momentum, self.clip = momentum, clip
         base = groups[0]["lr"]
         buckets: dict[tuple[torch.dtype | None, float, float], list[nn.Parameter]] = {}
         for group in groups:
@@ -108,16 +114,15 @@ class FlatSGD:
                 key = kind, group.get("weight_decay", 0.0), group["lr"] / base
                 buckets.setdefault(key, []).append(p)
         self.segments = [_Segment(params, *key) for key, params in buckets.items()]
-        self.fused = _fused_update(self.segments[0].master.device)
 
     def step(self, lr: Tensor) -> None:
-        """Nesterov update with the gradients in ``p.grad``, which are then released."""
+        """Update with the gradients in ``p.grad``, which are then released."""
         self.gather()
         self.apply(lr)
 
     @torch.no_grad()
     def gather(self) -> Tensor:
-        """Move the gradients out of ``p.grad``; returns the largest, which is not finite if one of them is not.
+        """Move the gradients out of ``p.grad``, clipped; returns the largest, which is not finite if one is not.
 
         A parameter without a gradient counts as having a zero one: its weight decay goes on.
         """
@@ -129,29 +134,24 @@ class FlatSGD:
                 p.grad = None
             torch._foreach_copy_(s.grad_views, grads)
             largest.append(torch.linalg.vector_norm(s.grad, ord=torch.inf, dtype=torch.float32))
+        if self.clip is not None:
+            self._clip(self.clip)
         return torch.stack(largest).max()
 
-    @torch.no_grad()
+    def _clip(self, most: float) -> None:
+        """As torch.nn.utils.clip_grad_norm_, without the host: the factor stays on the device."""
+        norms = [torch.linalg.vector_norm(s.grad, dtype=torch.float32) for s in self.segments]
+        factor = (most / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
+        for s in self.segments:
+            s.grad.mul_(factor)
+
+    @abstractmethod
     def apply(self, lr: Tensor, ok: Tensor | None = None) -> None:
         """Update with the gathered gradients, unless the device scalar ``ok`` is false."""
-        for s in self.segments:
-            if self.fused is not None:
-                self.fused(
-                    s.master, s.momentum, s.grad, s.work, lr, ok, s.scale, self.momentum, s.weight_decay
-                )
-                continue
-            if ok is not None and not ok:  # without the fused kernel the host decides
-                return
-            # g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv)   (torch.optim.SGD, nesterov=True)
-            g = s.grad.float().add(s.master, alpha=s.weight_decay)
-            s.momentum.mul_(self.momentum).add_(g)
-            g.add_(s.momentum, alpha=self.momentum)
-            s.master.addcmul_(g, lr.expand_as(g), value=-s.scale)
-            s.synchronise()
 
-    def in_place(self) -> InPlace:
-        """The update for a captured step, with the gradients where the backward leaves them."""
-        return InPlace(self)
+    def in_place(self) -> InPlace | Gathered:
+        """The update for a captured step."""
+        return Gathered(self)
 
     @torch.no_grad()
     def size(self) -> float:
@@ -179,14 +179,66 @@ class FlatSGD:
         return {"momentum": [s.momentum.clone() for s in self.segments]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if len(state["momentum"]) != len(self.segments):
+        self._load("momentum", [s.momentum for s in self.segments], state)
+
+    def _load(self, name: str, buffers: list[Tensor], state: dict[str, Any]) -> None:
+        if len(state[name]) != len(buffers):
             raise ValueError("the optimizer state belongs to another network or precision")
-        for s, momentum in zip(self.segments, state["momentum"], strict=True):
-            s.momentum.copy_(momentum)
+        for buffer, value in zip(buffers, state[name], strict=True):
+            buffer.copy_(value)
+
+
+class FlatSGD(FlatOptimizer):
+    """SGD with Nesterov momentum."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
+        super().__init__(groups, **options)
+        self.fused = _fused_update(self.segments[0].master.device)
+
+    @torch.no_grad()
+    def apply(self, lr: Tensor, ok: Tensor | None = None) -> None:
+        for s in self.segments:
+            if self.fused is not None:
+                self.fused(
+                    s.master, s.momentum, s.grad, s.work, lr, ok, s.scale, self.momentum, s.weight_decay
+                )
+                continue
+            if ok is not None and not ok:  # without the fused kernel the host decides
+                return
+            # g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv)   (torch.optim.SGD, nesterov=True)
+            g = s.grad.float().add(s.master, alpha=s.weight_decay)
+            s.momentum.mul_(self.momentum).add_(g)
+            g.add_(s.momentum, alpha=self.momentum)
+            s.master.addcmul_(g, lr.expand_as(g), value=-s.scale)
+            s.synchronise()
+
+    def in_place(self) -> InPlace | Gathered:
+        # the norm of all gradients must be known before the first is used, so a clipped step gathers them
+        return InPlace(self) if self.clip is None else Gathered(self)
+
+
+class Gathered:
+    """:meth:`FlatOptimizer.gather` and :meth:`~FlatOptimizer.apply` for a step in a CUDA graph."""
+
+    def __init__(self, optimizer: FlatOptimizer) -> None:
+        self.optimizer = optimizer
+
+    @torch.no_grad()
+    def check(self, flag: Tensor) -> None:
+        """Take the gradients; raise the device's ``flag`` if one is not finite."""
+        bad = ~torch.isfinite(self.optimizer.gather())
+        torch.maximum(flag, bad.to(flag.dtype).reshape(1), out=flag)
+
+    def apply(self, lr: Tensor, ok: Tensor) -> None:
+        """Update unless the device's ``ok`` is zero."""
+        self.optimizer.apply(lr, ok)
+
+    def settle(self) -> None:
+        """Nothing: a captured copy knows where its gradients lie."""
 
 
 class InPlace:
-    """:meth:`FlatSGD.gather` and :meth:`~FlatSGD.apply` without the copy, for a step in a CUDA graph."""
+    """:class:`Gathered` for SGD without the copy: a kernel reads the gradients where the backward leaves them."""
 
     def __init__(self, optimizer: FlatSGD) -> None:
         from protoseam.engine.kernels import Scattered

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protoseam.data import catalog
 from protoseam.data.dataset import ArrayDataset
-from protoseam.data.loading import load, looks_like_path
+from protoseam.data.loading import is_catalogued, load
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError, RunConfig
 from protoseam.engine.files import StorageError, explain_os_error, read_json, write_json
@@ -45,13 +44,13 @@ class RunData:
     test: list[int | str]
     mean: list[float]
     std: list[float]
+    image_size: int | None = None  # to which images were resized, if they were
 
     @classmethod
     def of(cls, config: RunConfig, dataset: ArrayDataset, data: Resident) -> RunData:
-        named = not looks_like_path(config.data) and catalog.find(config.data) is not None
         root = config.data_root
         return cls(
-            path=None if named else str(Path(config.data).expanduser().resolve()),
+            path=None if is_catalogued(config.data) else str(Path(config.data).expanduser().resolve()),
             root=None if root is None else str(Path(root).expanduser().resolve()),
             classes=list(dataset.classes),
             sample_shape=list(data.sample_shape),
@@ -59,6 +58,7 @@ class RunData:
             test=_fingerprint(dataset.test_images, dataset.test_labels),
             mean=data.mean.tolist(),
             std=data.std.tolist(),
+            image_size=config.image_size,
         )
 
     @classmethod
@@ -68,7 +68,9 @@ class RunData:
             return None
         values = read_json(run / _FILE)
         fields = [field.name for field in dataclasses.fields(cls)]
-        wrong = [name for name in fields if not _is_one(values.get(name, 0), _INSIDE.get(name))]
+        values = {"image_size": None, **values}  # which a run of an earlier version has not written
+        wrong = [name for name in fields[:-1] if not _is_one(values.get(name, 0), _INSIDE.get(name))]
+        wrong += ["image_size"] * (type(values["image_size"]) not in (int, type(None)))
         if wrong:
             raise StorageError(f"{run / _FILE} has no usable {', '.join(wrong)}: remove it, or restore it")
         return cls(**{name: values[name] for name in fields})
@@ -128,7 +130,7 @@ def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu")
     """The data of a run that is only looked at, normalised as in training; warns if its samples are others by now."""
     remembered = RunData.read(run)
     name, root = remembered.place(config) if remembered else (config.data, config.data_root)
-    dataset = load(name, Path(root) if root else None)
+    dataset = load(name, Path(root) if root else None, image_size=config.image_size)
     changed = remembered.check(run, dataset) if remembered else []
     if changed:
         warnings.warn(

@@ -25,7 +25,7 @@ import torch
 
 from protoseam import __version__
 from protoseam.data.cache import sync
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml, unlike
+from protoseam.engine.config import ConfigError, RunConfig, as_begun, from_dict, parse_yaml, to_yaml, unlike
 from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
 
@@ -123,7 +123,7 @@ class RunDirectory:
             hint = f"; the runs in it are {', '.join(inside[:8])}" if inside else ""
             raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it{hint}") from error
         try:
-            return from_dict(parse_yaml(text))
+            return from_dict(as_begun(parse_yaml(text)))
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}") from error
 

@@ -18,7 +18,8 @@ import torch
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint
-from protoseam.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.engine.chance import at_chance, epoch_of, few_steps, what_to_try
+from protoseam.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.engine.embeddings import embeddings
 from protoseam.engine.log import Progress
@@ -32,6 +33,8 @@ __all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "resume", "train
 
 
 _MOST_REWINDS = 5
+# Of data: its name or path, the root it lies under, the size its images are brought to.
+_Place = tuple[str, str | None, int | None]
 
 
 class Interrupted(ProtoSeamError):
@@ -80,6 +83,7 @@ def train_packed(
     test accuracy is None: what tuning has to ask for.
     """
     started = time.monotonic()
+    runs = [(resolved(config), out) for config, out in runs]
     resuming = resuming or restarted()
     _deterministic([config for config, _ in runs])
     processes = join(resolve_device(runs[0][0].device))
@@ -87,7 +91,7 @@ def train_packed(
         device = processes.device or resolve_device(runs[0][0].device)
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        datasets: dict[tuple[str, str | None], ArrayDataset] = {}
+        datasets: dict[_Place, ArrayDataset] = {}
         directories: Sequence[RunDirectory | None] = held or [None] * len(runs)
         sessions = [
             _Session(config, out, processes, resuming or held is not None, datasets, stack, directory, test)
@@ -108,7 +112,7 @@ class _Session:
         out: Path,
         processes: Processes,
         resuming: bool,
-        datasets: dict[tuple[str, str | None], ArrayDataset],
+        datasets: dict[_Place, ArrayDataset],
         stack: ExitStack,
         held: RunDirectory | None,
         test: bool,
@@ -133,14 +137,17 @@ class _Session:
             remembered = RunData.read(out) if resuming and exists else None
             if remembered and config.data_root != self.directory.read_config().data_root:
                 remembered = dataclasses.replace(remembered, root=None)  # told anew where it lies
-            place = remembered.place(config) if remembered else (config.data, config.data_root)
+            name, root = remembered.place(config) if remembered else (config.data, config.data_root)
+            place = name, root, config.image_size
             if place not in datasets:
-                data = load(place[0], Path(place[1]) if place[1] else None)
+                data = load(name, Path(root) if root else None, image_size=config.image_size)
                 datasets[place] = data if test else data.without_test()
             self.changed = remembered.check(out, datasets[place]) if remembered else []
             self.run = Run(config, datasets[place], processes)
             if remembered:
                 remembered.normalise(self.run.data)
+            if not (resuming and exists):
+                self.run.start()
             if self.writes and remembered is None:
                 RunData.of(config, datasets[place], self.run.data).write(out)
         except Exception:
@@ -151,11 +158,36 @@ class _Session:
         self.saved = self.rewinds = 0
         if resuming and exists:
             self._resume()
+        if self.run.epoch == 0:
+            self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
         self.states: list[dict[str, Any]] = []
         self._remember()
         if self.run.epoch == config.epochs:  # ended between its last checkpoint and its results
             self._finish()
+
+    def opening(self) -> list[str]:
+        """What a person should know before the first epoch: the steps of an epoch, and what training starts from."""
+        data = self.run.data
+        notes = [epoch_of(data.size, data.batch_size), few_steps(self.config, data.size, data.batch_size)]
+        notes.append(self.run.start() if self.run.epoch == 0 else None)
+        return [f"{self.out.name}: {note}" for note in notes if note]
+
+    def doubt(self) -> str | None:
+        """A sentence, once, if validation is at chance after a fifth of the epochs."""
+        looked = [row for row in self.history if row["validation_accuracy"] is not None]
+        late = [row for row in looked if row["epoch"] >= max(3, self.config.epochs / 5)]
+        if len(late) != 1 or late[0]["epoch"] == self.config.epochs or late[0] is not self.history[-1]:
+            return None
+        told = self._at_chance("validation", late[0]["validation_accuracy"])
+        return None if told is None else f"{self.out.name}: after {late[0]['epoch']} epochs {told}"
+
+    def _at_chance(self, split: str, accuracy: float) -> str | None:
+        data = self.run.data
+        labels = (data.validation if split == "validation" else data.test)[1]
+        counts = torch.bincount(labels, minlength=data.num_classes).tolist()
+        told = at_chance(accuracy, counts, data.classes, split)
+        return told and f"{told} {what_to_try(self.config, data.size, data.batch_size)}"
 
     def _remember(self) -> None:
         """Keep the state after this epoch; the first and several of the last where divergence is to be undone."""
@@ -258,10 +290,13 @@ class _Session:
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
+        if accuracy is not None and (told := self._at_chance("test", accuracy)):
+            self.result["at_chance"] = told
         if self.run.rate_scale != 1:  # it has rewound, and the config names another learning rate
             self.result["rate_scale"] = self.run.rate_scale
         if self.config.keep_embeddings and accuracy is not None:  # there are test images
-            self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
+            with self.run.averaged():
+                self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
             self.directory.write_summary(self.result, deployed.state_dict())
 
@@ -282,6 +317,8 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
     active = sessions
     with Progress(title, done, epochs, quiet=quiet) as progress, _terminable():
         try:
+            for note in (note for s in sessions for note in s.opening()):
+                progress.note(note)
             while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
                 begun = time.monotonic()
                 if budget_seconds is not None and sessions[0].processes.any(
@@ -296,6 +333,8 @@ def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, 
                 for session, row in zip(active, rows, strict=True):
                     session.record(row)
                 progress.epoch(rows[0])
+                for doubt in filter(None, (session.doubt() for session in active)):
+                    progress.note(doubt)
                 seconds = time.monotonic() - begun
                 fastest = min(fastest or seconds, seconds)
         except KeyboardInterrupt:

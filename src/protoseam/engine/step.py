@@ -16,8 +16,10 @@ from torch import Tensor
 
 from protoseam.core.devices import cuda_kernels
 from protoseam.data.resident import Resident
+from protoseam.engine.average import Average
 from protoseam.engine.config import ConfigError
-from protoseam.engine.optim import FlatSGD
+from protoseam.engine.mixing import Mixing
+from protoseam.engine.optim import FlatOptimizer
 
 __all__ = ["TrainStep", "learning_rates"]
 
@@ -41,7 +43,7 @@ class TrainStep:
         self,
         objective: Any,
         terms: int,
-        optimizer: FlatSGD,
+        optimizer: FlatOptimizer,
         data: Resident,
         rates: Tensor,
         *,
@@ -49,9 +51,12 @@ class TrainStep:
         generator: torch.Generator,
         graph: bool,
         keep_going: bool = False,
+        average: Average | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
         """``keep_going``: a bad step is left out and the next one taken; else all updates stop at the first."""
         self.objective, self.optimizer, self.data = objective, optimizer, data
+        self.average, self.mixing = average, mixing
         device = data.device
         self.rates = rates.to(device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
@@ -115,9 +120,7 @@ class TrainStep:
         self.first_bad.fill_(-1)
 
     def _body(self) -> None:
-        # the batch's rows within the epoch's buffers
-        rows = (self.counter % self.data.steps) * self.data.local_batch + self.offsets
-        x, y = self.data.x.index_select(0, rows), self.data.y.index_select(0, rows)
+        x, y = self.batch(self.counter)
         lr = self.rates.index_select(0, self.counter)
         before = [b.clone() for b in self.buffers]
         losses = self.losses(x, y)
@@ -133,10 +136,18 @@ class TrainStep:
             ok = ok & (self.bad == 0)
         self.optimizer.apply(lr, ok)
         self.undo(before, ok)
+        if self.average is not None:
+            self.average.update(ok)
         self.sums += torch.where(ok, losses.detach(), 0.0)
         torch.where((self.bad == 0) & ~ok, self.counter, self.first_bad, out=self.first_bad)
         self.bad += ~ok
         self.counter += 1
+
+    def batch(self, counter: Tensor) -> tuple[Tensor, Tensor]:
+        """What step ``counter`` trains on: its rows of the epoch's buffers, mixed if images are."""
+        rows = (counter % self.data.steps) * self.data.local_batch + self.offsets
+        x, y = self.data.x.index_select(0, rows), self.data.y.index_select(0, rows)
+        return (x, y) if self.mixing is None else self.mixing(x, y, counter)
 
     def undo(self, before: list[Tensor], ok: Tensor) -> None:
         """Put the buffers back unless ``ok``: running statistics of a bad batch are as bad as its gradient."""
@@ -176,7 +187,10 @@ class _Fused:
         data = step.data
         take_batch(data.x, data.y, step.rates, step.counter, self.x, self.y, self.lr, data.steps)
         before = [b.clone() for b in step.buffers]
-        losses = step.objective.backward(self.x, self.y, step.generator, self.side, step.casting)
+        x, y = self.x, self.y
+        if step.mixing is not None:
+            x, y = step.mixing(x, y, step.counter)
+        losses = step.objective.backward(x, y, step.generator, self.side, step.casting)
         self.update.check(self.flag)
         keep_books(
             losses, self.flag, self.ok, step.sums, step.bad, step.first_bad, step.counter,
@@ -184,3 +198,5 @@ class _Fused:
         )  # fmt: skip
         self.update.apply(self.lr, self.ok)
         step.undo(before, self.ok)
+        if step.average is not None:
+            step.average.update(self.ok)

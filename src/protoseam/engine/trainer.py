@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +21,19 @@ from protoseam.core.devices import cuda_kernels
 from protoseam.data.augment import Augmentation
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.resident import Resident, epoch_seed
+from protoseam.engine.adamw import FlatAdamW
 from protoseam.engine.auditing import quick_audit
-from protoseam.engine.config import ConfigError, RunConfig
+from protoseam.engine.average import Average
+from protoseam.engine.config import ConfigError, RunConfig, resolved
 from protoseam.engine.distributed import Processes
+from protoseam.engine.initial import read_tensors, take_over
+from protoseam.engine.mixing import Mixing
 from protoseam.engine.objectives import build_objective
 from protoseam.engine.optim import FlatSGD
+from protoseam.engine.rundata import RunData
 from protoseam.engine.step import TrainStep, learning_rates
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.classifier import find_classifier
 from protoseam.seam.passes import as_deployed
 
 __all__ = ["DivergedError", "Run", "resolve_device"]
@@ -64,7 +72,7 @@ class Run:
     """Everything one run owns. ``epoch`` counts the finished epochs."""
 
     def __init__(self, config: RunConfig, dataset: ArrayDataset, processes: Processes | None = None) -> None:
-        self.config = config
+        self.config = config = resolved(config)
         self.processes = processes or Processes()
         self.device = self.processes.device or resolve_device(config.device)
         cuda = self.device.type == "cuda"
@@ -90,21 +98,30 @@ class Run:
         model = models.build(
             config.model, self.data.num_classes, self.data.sample_shape, **config.model_options
         )
+        self._classifier = _classifier_of(model, self.data.num_classes)
         self.objective = build_objective(config, model, self.data.num_classes)
         self.objective.to(self.device)
         if not self.data.flat:
             self.objective.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if fast and triton:
             models.accelerate(self.objective, self.data.sample_shape)
-        self.optimizer = FlatSGD(
-            self.objective.param_groups(config.optim.lr, config.optim.weight_decay),
+        lr, decay = config.optim.resolved()
+        kind = {"sgd": FlatSGD, "adamw": FlatAdamW}[config.optim.name]
+        self.optimizer = kind(
+            self.objective.param_groups(lr, decay),
             momentum=config.optim.momentum,
             low=torch.bfloat16 if fast else None,
             keep=_float32_parameters(self.objective),
+            clip=config.optim.clip,
         )
         self.first_size = self.optimizer.size()
+        self.average = (
+            None if config.average is None else Average(config.average, self.objective, self.optimizer)
+        )
+        mixes = config.mixup > 0 or config.cutmix > 0
+        self.mixing = Mixing(self.data, mixup=config.mixup, cutmix=config.cutmix) if mixes else None
         self.generator = torch.Generator(self.device)
-        rates = learning_rates(config.optim.lr, config.epochs, self.data.steps, config.optim.warmup_epochs)
+        rates = learning_rates(lr, config.epochs, self.data.steps, config.optim.warmup_epochs)
         self.rates = rates.tolist()
         self.step = TrainStep(
             self.processes.wrap(self.objective),
@@ -116,19 +133,46 @@ class Run:
             generator=self.generator,
             graph=config.graph and self.processes.world == 1,
             keep_going=config.on_nonfinite == "skip",
+            average=self.average,
+            mixing=self.mixing,
         )
         self.epoch = 0
         self.rate_scale = 1.0
         self.seconds = 0.0
+        self._initial: str | None = None
+
+    def start(self) -> str | None:
+        """Take over the network of ``init_from`` before the first epoch; returns a sentence about it, or None.
+
+        The inputs are then normalised as that run's were, which is what its network is used to.
+        """
+        if self.config.init_from is None or self._initial is not None:
+            return self._initial
+        source = Path(self.config.init_from).expanduser()
+        tensors = read_tensors(source)
+        with self.optimizer.full_precision():
+            self._initial = take_over(tensors, self.objective.deployed_tensors(), self._classifier, source)
+        self.optimizer.synchronise()
+        self.first_size = self.optimizer.size()
+        theirs = RunData.read(source) if source.is_dir() else None
+        if theirs is not None and len(theirs.mean) == len(self.data.mean):
+            theirs.normalise(self.data)
+        return self._initial
 
     # ------------------------------------------------------------------ an epoch, in three parts
 
     def begin_epoch(self) -> None:
         """Prepare the epoch's images and ρ; before the first, FSInit and the capture of the step."""
         self._clock = time.perf_counter()
+        if self.epoch == 0:
+            self.start()
         self.data.load_epoch(self.epoch)
         if self.epoch == 0:
             self.objective.begin(self._sweep)
+            if self.average is not None:
+                self.average.restart()
+        if self.mixing is not None:
+            self.mixing.begin_epoch(self.config.seed, self.epoch)
         self.objective.train()
         self.step.capture(self.state, self.load_state)
         self._seed(self.epoch)  # warming up and capturing drew numbers
@@ -155,7 +199,10 @@ class Run:
         validate = last or (self.epoch + 1) % self.config.eval_every == 0
         accuracy = self.accuracy("validation") if validate else None
         every = self.config.audit_every
-        audit = quick_audit(self) if every and (last or (self.epoch + 1) % every == 0) else None
+        audit = None
+        if every and (last or (self.epoch + 1) % every == 0):
+            with self.averaged():
+                audit = quick_audit(self)
         seconds = time.perf_counter() - self._clock
         self.seconds += seconds
         self.epoch += 1
@@ -182,7 +229,7 @@ class Run:
         )
         x, y = self.data.x[rows], self.data.y[rows]
         self.objective.train()
-        losses = self.step.losses(x, y).tolist()
+        losses = self.step.losses(*self.step.batch(self.step.first_bad)).tolist()
         named = zip(self.objective.terms, losses, strict=True)
         terms = [name for name, value in named if not math.isfinite(value) and name != "total"]
         what = f"the {' and '.join(terms) or 'total'} loss" if not math.isfinite(losses[0]) else "a gradient"
@@ -217,10 +264,15 @@ class Run:
         self.objective.eval()
         correct = torch.zeros((), dtype=torch.int64, device=self.device)
         seen = 0
-        for x, y in self.data.batches(split):
-            correct += (self._cast(self.objective.logits, x).argmax(1) == y).sum()
-            seen += len(y)
+        with self.averaged():
+            for x, y in self.data.batches(split):
+                correct += (self._cast(self.objective.logits, x).argmax(1) == y).sum()
+                seen += len(y)
         return int(correct) / seen if seen else None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within, the network has its averaged weights, if the run keeps an average."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     @torch.no_grad()
     def _sweep(self, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -246,8 +298,8 @@ class Run:
             return function(x)
 
     def deployed(self) -> nn.Module:
-        """The plain network, with float32 weights."""
-        with self.optimizer.full_precision():
+        """The plain network, with float32 weights; averaged ones, if the run keeps an average."""
+        with self.averaged(), self.optimizer.full_precision():
             return models.unaccelerate(self.objective.deploy())
 
     # ------------------------------------------------------------------ state
@@ -264,6 +316,7 @@ class Run:
             "epoch": self.epoch,
             "rate_scale": self.rate_scale,
             "seconds": self.seconds,
+            **({} if self.average is None else {"average": self.average.state_dict()}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -272,6 +325,8 @@ class Run:
         with self.optimizer.full_precision():
             self.objective.load_state_dict(state["objective"])
         self.optimizer.synchronise()
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         self.step.counter.fill_(state["counter"])
         self.epoch, self.seconds = state["epoch"], state["seconds"]
         self.slow_down(state["rate_scale"] / self.rate_scale)
@@ -290,6 +345,13 @@ class Run:
     def _rho(self) -> float | None:
         net = getattr(self.objective, "net", None)
         return None if net is None else float(net.rho)
+
+
+def _classifier_of(model: nn.Module, num_classes: int) -> str | None:
+    try:
+        return find_classifier(model, num_classes)
+    except ValueError:  # one that is no Linear
+        return None
 
 
 def _augmented(config: RunConfig, dataset: ArrayDataset) -> bool:

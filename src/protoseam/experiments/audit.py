@@ -129,7 +129,8 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
     objective = build_objective(config, model, data.num_classes)
     assert isinstance(objective, Lifting)
     try:
-        objective.load_state_dict(state["objective"])
+        averages = state["average"]["tensors"] if config.average is not None else {}
+        objective.load_state_dict(state["objective"] | averages)  # the deployed weights are the averaged ones
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(
             f"the checkpoint of epoch {epoch} in {path} does not fit its config.yaml: {str(error).splitlines()[0]}"

@@ -12,7 +12,14 @@ import statistics
 from collections.abc import Callable
 from typing import Any, cast
 
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, Variant
+from protoseam.engine.config import (
+    CATALOGUED_BATCH,
+    ConfigError,
+    LiftConfig,
+    OptimConfig,
+    RunConfig,
+    Variant,
+)
 from protoseam.experiments import paper
 
 __all__ = [
@@ -102,7 +109,13 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
         "on_nonfinite": "rewind",
         "device": "cpu",
     },
-    "mnist": {"epochs": 30, "optim": {"warmup_epochs": 1.0}, "lift": {"dim": 2}, "on_nonfinite": "rewind"},
+    "mnist": {
+        "batch_size": CATALOGUED_BATCH,
+        "epochs": 30,
+        "optim": {"warmup_epochs": 1.0},
+        "lift": {"dim": 2},
+        "on_nonfinite": "rewind",
+    },
 }
 
 
@@ -125,6 +138,7 @@ def _of_the_paper(data: str, model: str, variant: Variant) -> Recipe:
                 model_options=dict(options),
                 variant=variant,
                 epochs=paper.EPOCHS,
+                batch_size=CATALOGUED_BATCH,
                 optim=optim,
             )
         )

@@ -18,10 +18,15 @@ from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunCon
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-__all__ = ["Choice", "Range", "Space", "apply", "describe", "grid", "parse_space", "suggest"]
+__all__ = ["ADAMW_GRID", "Choice", "Range", "Space", "apply", "describe", "grid", "parse_space", "suggest"]
 
 # these decide what is measured, or where: trials that differ in them could not be compared
 _FIXED = ("data", "data_root", "device", "seed", "validation", "variant")
+# What a sweep tries for AdamW, whose rates are far below the paper's for SGD: around torch's defaults.
+ADAMW_GRID: dict[str, tuple[float, ...]] = {
+    "optim.lr": (3e-4, 1e-3, 3e-3),
+    "optim.weight_decay": (1e-4, 1e-2, 5e-2),
+}
 _FORMS = "choice:A,B,C  uniform:LOW:HIGH  loguniform:LOW:HIGH  int:LOW:HIGH"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protoseam.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.engine.distributed import refuse_torchrun
 from protoseam.engine.rundir import RunDirectory, RunLockedError
 from protoseam.engine.session import Interrupted, train_packed
@@ -68,7 +68,7 @@ def plan_search(
         raise ConfigError("a sweep goes by validation accuracy, but validation=0 holds nothing out: use 0.1")
     points = grid(space) if trials is None else [{} for _ in range(trials)]
     # where it runs may differ from machine to machine; everything else must not
-    settings = to_dict(dataclasses.replace(base, data_root=None, device="auto"))
+    settings = to_dict(dataclasses.replace(resolved(base), data_root=None, device="auto"))
     settings |= {"space": describe(space), "seeds": list(seeds), "grid": trials is None}
     queue = open_queue(storage, name, points, shared, json.loads(json.dumps(settings)))
     return Search(base, space, tuple(seeds), folder, queue)

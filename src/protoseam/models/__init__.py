@@ -37,7 +37,9 @@ Shape = tuple[int, ...]
 
 def _side(name: str, shape: Shape) -> int:
     if len(shape) != 3 or shape[1] != shape[2]:
-        raise ModelError(f"{name} takes square images (channels, side, side), got image_shape={shape}")
+        raise ModelError(
+            f"{name} takes square images (channels, side, side), got image_shape={shape}; --image_size N crops them"
+        )
     return shape[1]
 
 
