@@ -35,6 +35,7 @@ BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
 # Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
 _RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
 _OWN_CLIP = 1.0  # of data of one's own; docs/own-data.md has the measurement
+_PAPER_SPEED = 1.0  # the paper trains N2 and S like the rest
 CATALOGUED_BATCH = 128  # of the paper's recipes; the paper does not state it
 
 
@@ -81,11 +82,16 @@ class LiftConfig:
         covariance: how Σ̂ is estimated.
         structure: of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
-        draws: samples a class and step (alg:lifted, line 5).
+        draws: samples per class and step (alg:lifted, line 5); null: 1 for a catalogued data set, for data of one's own
+            enough for 64 samples per step.
         antithetic: draw ξ and −ξ together.
         init: where the prototypes start.
         class_weights: 1/n or |D_i|/m (remark (ii)).
         clean_pass: exact covariance from clean images instead of the epoch's augmented ones.
+        seam_speed: learning rate of N2 and the prototypes, relative to N1's; null: 1 for a catalogued data set (the
+            paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
+        bounded: keep gradients within the limits that follow from the objective, so that rates usual for
+            cross-entropy do not diverge; null: only for data of one's own (the paper does not).
     """
 
     dim: int = 32
@@ -96,11 +102,13 @@ class LiftConfig:
     covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
     structure: Literal["full", "diagonal", "shared"] = "full"
     floor: float | Literal["auto"] = 0.1
-    draws: int = 1
+    draws: int | None = None
     antithetic: bool = False
     init: Literal["fsinit", "random", "unit"] = "fsinit"
     class_weights: Literal["uniform", "frequency"] = "uniform"
     clean_pass: bool = False
+    seam_speed: float | None = None
+    bounded: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -207,9 +215,12 @@ class RunConfig:
             raise ConfigError(f"optim.weight_decay cannot be negative, got {self.optim.weight_decay}")
         self._check_mixing()
         for name in ("dim", "draws"):
-            if getattr(self.lift, name) < 1:
-                raise ConfigError(f"lift.{name} must be at least 1, got {getattr(self.lift, name)}")
-        if self.lift.antithetic and self.lift.draws % 2:
+            value = getattr(self.lift, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"lift.{name} must be at least 1, got {value}")
+        if self.lift.seam_speed is not None and not 0 < self.lift.seam_speed < math.inf:
+            raise ConfigError(f"lift.seam_speed must be positive, got {self.lift.seam_speed}")
+        if self.lift.antithetic and self.lift.draws is not None and self.lift.draws % 2:
             raise ConfigError(
                 f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
             )
@@ -254,25 +265,38 @@ def resolved(config: RunConfig) -> RunConfig:
     A run keeps this form, so that it goes on with the same numbers should a later version have other defaults.
     """
     from protoseam.data.loading import is_catalogued
+    from protoseam.seam.groups import SEAM_SPEED
 
     lr, decay = config.optim.resolved()
-    batch_size, clip = config.batch_size, config.optim.clip
-    if is_catalogued(config.data):
+    batch_size, clip, lift = config.batch_size, config.optim.clip, config.lift
+    catalogued = is_catalogued(config.data)
+    bounded = lift.bounded if lift.bounded is not None else not catalogued
+    speed = lift.seam_speed if lift.seam_speed is not None else _PAPER_SPEED if catalogued else SEAM_SPEED
+    draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
+    if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
-    elif clip is None:
-        clip = _OWN_CLIP
-    optim = dataclasses.replace(config.optim, lr=lr, weight_decay=decay, clip=clip)
-    return dataclasses.replace(config, batch_size=batch_size, optim=optim)
+    elif clip is None:  # bounded gradients need no second limit
+        clip = math.inf if bounded and config.variant == "protoseam" else _OWN_CLIP
+    return dataclasses.replace(
+        config,
+        batch_size=batch_size,
+        optim=dataclasses.replace(config.optim, lr=lr, weight_decay=decay, clip=clip),
+        lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws),
+    )
 
 
 def as_begun(values: dict[str, Any]) -> dict[str, Any]:
     """A run's stored settings with those that did not exist when it was begun as they were in force then."""
     from protoseam.data.loading import is_catalogued
 
-    optim = values.get("optim")
-    if isinstance(optim, dict) and "clip" not in optim and not is_catalogued(str(values.get("data"))):
-        return {**values, "optim": {**optim, "clip": math.inf}}
-    return values
+    if is_catalogued(str(values.get("data"))):
+        return values
+    before: dict[str, dict[str, Any]] = {
+        "optim": {"clip": math.inf},
+        "lift": {"seam_speed": _PAPER_SPEED, "bounded": False},
+    }
+    filled = {k: {**old, **values[k]} for k, old in before.items() if isinstance(values.get(k), dict)}
+    return {**values, **filled}
 
 
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:

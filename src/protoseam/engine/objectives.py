@@ -20,6 +20,8 @@ import protoseam as ps
 from protoseam.core import consensus_slope
 from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.errors import DataError
+from protoseam.seam.bounding import watched_features
+from protoseam.seam.classifier import last_linear
 from protoseam.seam.covariance import AbstractCovariance
 
 __all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective", "prototype_gradient"]
@@ -121,9 +123,9 @@ class Lifting(AbstractObjective):
 
     terms = ("total", "consensus", "classification", "repulsion")
 
-    def __init__(self, net: ps.Lifted) -> None:
+    def __init__(self, net: ps.Lifted, *, seam_speed: float = 1.0, bounded: bool = False) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.seam_speed, self.bounded = net, seam_speed, bounded
         net.check_finite = False  # the step looks at losses and gradients itself
         net.check_steps = False  # and its optimizer has the prototypes
         # DDP asks the module it wraps alone
@@ -150,7 +152,7 @@ class Lifting(AbstractObjective):
             with casting():
                 classify, push = net.apart(s_CK, generator)
             apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *head])
-        with casting():
+        with casting(), watched_features(last_linear(net.n1, net.seam_layer)) as features:
             z_BK = net.embed(x)
         slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
         embedded = main.record_event()
@@ -165,6 +167,8 @@ class Lifting(AbstractObjective):
         main.wait_stream(side)
         for p, gradient in zip(head, gradients, strict=True):
             p.grad = gradient
+        if net._bounds is not None:
+            net._bounds.apply(net, losses[1], features[-1] if features else None)
         return losses
 
     def logits(self, x: Tensor) -> Tensor:
@@ -185,7 +189,7 @@ class Lifting(AbstractObjective):
         return named | {f"{seam}1.{name}": t for name, t in n2.items()}
 
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-        return self.net.param_groups(lr, weight_decay, seam_lr=lr, bounded=False)
+        return self.net.param_groups(lr, weight_decay, seam_lr=self.seam_speed * lr, bounded=self.bounded)
 
     def begin(self, sweep: Sweep) -> None:
         embeddings = sweep(self.net.embed)
@@ -245,7 +249,8 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
     # Unlifted is the same architecture with the same initial weights, trained end to end.
     if config.variant == "protoseam":
-        return Lifting(net)
+        speed = 1.0 if config.lift.seam_speed is None else config.lift.seam_speed
+        return Lifting(net, seam_speed=speed, bounded=bool(config.lift.bounded))
     return EndToEnd(net.deploy().train(), label_smoothing=config.label_smoothing)
 
 

@@ -60,6 +60,11 @@ class GradientBounds:
         self._features = None if features is None else _added(weight * features, left, self._features)
         self._weight = _added(weight, left, self._weight)
 
+    def apply(self, net: Lifted, loss: Tensor, features: Tensor | None) -> None:
+        """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
+        self._loss, self._features, self._weight = loss, features, torch.ones_like(loss)
+        self.end(net)
+
     @torch.no_grad()
     def end(self, net: Lifted) -> None:
         """All gradients are there: bring them within their limits."""
