@@ -286,19 +286,25 @@ def test_parameter_groups() -> None:
     net = lifted()
     groups = {g["name"]: g for g in net.param_groups(lr=0.1, weight_decay=0.01)}
     assert groups.keys() == {"n1", "n2", "prototypes"}
-    assert [(g["lr"], g["weight_decay"]) for g in groups.values()] == [(0.1, 0.01), (3.0, 0.01), (3.0, 0.01)]
+    assert [(g["lr"], g["weight_decay"]) for g in groups.values()] == [
+        (0.1, 0.01),
+        (3.0, pytest.approx(0.01 / 30)),
+        (3.0, pytest.approx(0.01 / 30)),
+    ]
+    as_the_paper = net.param_groups(lr=0.1, weight_decay=0.01, seam_lr=0.1)
+    assert {(g["lr"], g["weight_decay"]) for g in as_the_paper} == {(0.1, 0.01)}
     slower = net.param_groups(lr=0.1, seam_lr=0.2)
     assert [g["lr"] for g in slower] == [0.1, 0.2, 0.2]
     assert sum(len(g["params"]) for g in groups.values()) == len(list(net.parameters()))
     assert groups["prototypes"]["params"][0] is net.prototypes
     own = net.param_groups(lr=0.1, weight_decay=0.01, prototype_lr=0.5, prototype_weight_decay=0.0)[-1]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.0)
+    # without one of its own N1 gets the optimizer's, its default or what it is given; the seam has none
+    for kind, options in ((torch.optim.AdamW, {}), (torch.optim.SGD, {"weight_decay": 0.01})):
+        given = kind(net.param_groups(lr=0.1), **options)
+        assert [g["weight_decay"] for g in given.param_groups] == [0.01, 0.0, 0.0]
     net.n1.requires_grad_(False)
     assert [g["name"] for g in net.param_groups(lr=0.1)] == ["n2", "prototypes"]
-    # without one of their own, the optimizer's applies: its default or what it is given
-    assert {g["weight_decay"] for g in torch.optim.AdamW(net.param_groups(lr=0.1)).param_groups} == {0.01}
-    given = torch.optim.SGD(net.param_groups(lr=0.1, prototype_weight_decay=0.0), weight_decay=0.5)
-    assert [g["weight_decay"] for g in given.param_groups] == [0.5, 0.0]
 
 
 def test_schedules_and_positions() -> None:

@@ -29,10 +29,17 @@ def parameter_groups(
     """Named groups without the settings that were not told; ``last`` is the Linear that ends N1."""
     seam_lr = SEAM_SPEED * lr if seam_lr is None else seam_lr
     s_lr = seam_lr if prototype_lr is None else prototype_lr
-    s_decay = weight_decay if prototype_weight_decay is None else prototype_weight_decay
+
+    def decay(rate: float) -> float:
+        """A step shrinks a weight by rate × decay: the same share at every rate. Untold, the seam needs none."""
+        if weight_decay is None:
+            return 0.0
+        return weight_decay if rate in (lr, 0.0) else weight_decay * lr / rate
+
+    s_decay = decay(s_lr) if prototype_weight_decay is None else prototype_weight_decay
     groups: list[dict[str, Any]] = [
         {"name": "n1", "params": _trained(n1), "lr": lr, "weight_decay": weight_decay},
-        {"name": "n2", "params": _trained(n2), "lr": seam_lr, "weight_decay": weight_decay},
+        {"name": "n2", "params": _trained(n2), "lr": seam_lr, "weight_decay": decay(seam_lr)},
         {"name": "prototypes", "params": [prototypes], "lr": s_lr, "weight_decay": s_decay},
     ]
     if body_lr is not None:

@@ -260,12 +260,13 @@ class Lifted(nn.Module):
 
         Args:
             lr: N1's learning rate, what you would take for cross-entropy.
-            weight_decay: of every group; without it the optimizer's applies.
+            weight_decay: of N1; N2 and the prototypes get as much less as their rate is higher, so that a step shrinks
+                all weights by the same share. Without it the optimizer's applies to N1, and the seam has none.
             seam_lr: rate of N2 and the prototypes; 30·lr unless given.
             body_lr: rate of N1 without the seam's own Linear, for fine-tuning; 0 freezes the body
                 (``requires_grad`` becomes False). ``lr`` unless given.
             prototype_lr: rate of the prototypes, if it shall differ from ``seam_lr``.
-            prototype_weight_decay: of the prototypes alone; ``weight_decay`` unless given.
+            prototype_weight_decay: of the prototypes, if it shall differ from N2's.
             bounded: keep each backward's gradients within the limits of :mod:`protoseam.core.bounds`, which follow from
                 these rates; False leaves the gradients as they are (the paper's recipes).
 
