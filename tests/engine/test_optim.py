@@ -124,3 +124,15 @@ def test_state_of_another_network_is_refused() -> None:
     other = FlatSGD([{"params": list(nn.Linear(3, 2).parameters()), "lr": 0.1}])
     with pytest.raises(ValueError, match="belongs to another network"):
         other.load_state_dict(state)
+
+
+def test_a_gradient_that_is_not_finite_leaves_no_trace_in_a_clipped_buffer() -> None:
+    """Between parameters lie gaps, whose zeros times a factor of NaN would be NaN in every step to come."""
+    model = nn.Linear(3, 2)
+    optimizer = FlatSGD([{"params": list(model.parameters()), "lr": 0.1}], clip=0.5)
+    for value, finite in ((torch.nan, False), (torch.inf, False), (2.0, True)):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, value)
+        assert bool(torch.isfinite(optimizer.gather())) == finite
+    squares = [s.grad.square().sum() for s in optimizer.segments]
+    assert float(sum(squares)) == pytest.approx(0.25, rel=1e-4)

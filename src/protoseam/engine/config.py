@@ -275,8 +275,8 @@ def resolved(config: RunConfig) -> RunConfig:
     draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
-    elif clip is None:  # bounded gradients need no second limit
-        clip = math.inf if bounded and config.variant == "protoseam" else _OWN_CLIP
+    elif clip is None and not (bounded and config.variant == "protoseam"):  # bounded gradients need no second limit
+        clip = _OWN_CLIP
     return dataclasses.replace(
         config,
         batch_size=batch_size,

@@ -141,7 +141,9 @@ class FlatOptimizer(ABC):
     def _clip(self, most: float) -> None:
         """As torch.nn.utils.clip_grad_norm_, without the host: the factor stays on the device."""
         norms = [torch.linalg.vector_norm(s.grad, dtype=torch.float32) for s in self.segments]
-        factor = (most / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        # a step that is not finite is not applied; its factor must not spoil the gaps between parameters for good
+        factor = torch.where(norm.isfinite(), most / (norm + 1e-6), 1.0).clamp(max=1.0)
         for s in self.segments:
             s.grad.mul_(factor)
 
