@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    from protoseam.data.links import refuse_links
     from protoseam.experiments import reporting
     from protoseam.experiments.study import read_study
 
@@ -105,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    refuse_links(out)
     read_study(out)  # a file that is no run is better known of before training than after
     sound = args.table_only or _train(args, parts, scope, out)
     runs = read_study(out)

@@ -164,6 +164,7 @@ def _variants(config: RunConfig, values: dict[str, Any]) -> list[Variant]:
 
 
 def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path) -> list[Search]:
+    from protoseam.data.links import refuse_links
     from protoseam.experiments.sweep import plan_search
     from protoseam.experiments.sweep_queue import open_storage
 
@@ -175,6 +176,7 @@ def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path
             f"--out {out}: ?, # and % mean something in a database's address; choose another place"
         )
     out.mkdir(parents=True, exist_ok=True)
+    refuse_links(out)
     url = values["storage"] or f"sqlite:///{database}"
     storage = open_storage(url, values["heartbeat"])
     name = values["name"] or out.resolve().name

@@ -133,6 +133,7 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.data.links import refuse_link
     from protoseam.engine.rundir import RunDirectory
     from protoseam.engine.session import resume, train_packed
     from protoseam.engine.trainer import DivergedError
@@ -153,6 +154,8 @@ def main(argv: list[str]) -> int:
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     spare_threads(config)
     runs = _expand(config, values)
+    for _, out in runs if len(runs) > 1 else []:
+        refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
     pack = values["pack"]
     started = time.monotonic()
     status = 0

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from protoseam.data.cache import sha256_of, sync
+from protoseam.data.links import refuse_link
 from protoseam.engine.files import explain_os_error
 from protoseam.errors import ProtoSeamError
 
@@ -43,12 +44,15 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
     Those of later epochs go too: the run went back before them, and takes another way from here.
     """
     with explain_os_error("a checkpoint", folder):
+        refuse_link(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         target = folder / _name(epoch)
+        refuse_link(target)
         building = Path(tempfile.mkdtemp(dir=folder, prefix=".building-"))
         try:
             _write(building, epoch, state)
+            building.chmod(0o755)  # mkdtemp's 0700 would hide it from colleagues
             if target.exists():  # the same epoch again, after a resume from further back
                 shutil.rmtree(target)
             os.rename(building, target)

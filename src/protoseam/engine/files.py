@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.data.cache import sync
+from protoseam.data.links import refuse_link
 from protoseam.errors import ProtoSeamError
 
 __all__ = [
@@ -37,7 +38,7 @@ def explain_os_error(
     try:
         yield
     except OSError as error:
-        if isinstance(error, StorageError):
+        if isinstance(error, ProtoSeamError):  # in words already
             raise
         why = {
             errno.ENOSPC: "the disk is full: free some space",
@@ -52,14 +53,19 @@ def explain_os_error(
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies."""
+    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies.
+
+    Raises:
+        LinkError: if ``path`` is a link.
+    """
+    refuse_link(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide results from colleagues
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide results from colleagues
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -25,6 +25,7 @@ import torch
 
 from protoseam import __version__
 from protoseam.data.cache import sync
+from protoseam.data.links import open_in_place, refuse_links
 from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml, unlike
 from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
@@ -61,6 +62,7 @@ class RunDirectory:
         with explain_os_error("the run", path, going_on=""), run._closed_on_error():
             try:
                 path.mkdir(parents=True, exist_ok=True)
+                refuse_links(path)
                 run._acquire()
                 assert run._lock is not None
                 gone = not os.path.samestat(os.fstat(run._lock.fileno()), (path / "lock").stat())
@@ -102,6 +104,7 @@ class RunDirectory:
         run = cls(path)
         config = run.read_config()
         with explain_os_error("the run", path), run._closed_on_error():
+            refuse_links(path)
             run._acquire()
             run._sweep_up()
         return run, config
@@ -137,7 +140,7 @@ class RunDirectory:
 
     def _acquire(self) -> None:
         # The kernel drops the lock with the process, however it dies: a stale one cannot exist.
-        lock = (self.path / "lock").open("a+")
+        lock = open_in_place(self.path / "lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -191,7 +194,7 @@ class RunDirectory:
             write_atomically(self.path / "metrics.jsonl", text.encode())
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with explain_os_error("metrics", self.path), (self.path / "metrics.jsonl").open("a") as file:
+        with explain_os_error("metrics", self.path), open_in_place(self.path / "metrics.jsonl") as file:
             file.write(json.dumps(row) + "\n")
 
     def sync_metrics(self) -> None:

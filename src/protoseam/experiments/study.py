@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from protoseam.data.links import refuse_links
 from protoseam.engine.config import ConfigError, RunConfig, unlike
 from protoseam.engine.distributed import refuse_torchrun
 from protoseam.engine.files import read_json, write_json
@@ -66,6 +67,7 @@ def run_study(
     refuse_torchrun("a study")
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder)
     waiting = False
     failed: dict[str, str] = {}
 
