@@ -74,7 +74,7 @@ def test_a_run_with_a_link_is_not_gone_on_with(
     (run / entry).symlink_to(victim)
     before = victims(victim.parent)
     if entry == "config.yaml" and not there:
-        with pytest.raises(Exception, match="no config.yaml"):
+        with pytest.raises(Exception, match=r"no config\.yaml"):
             session.resume(run, quiet=True)
     else:
         with pytest.raises(LinkError, match=f"{run / entry} is a link to {victim}"):

@@ -33,7 +33,7 @@ _FILES = (*FOLDER_FILES, "classes.txt")
 _STAGING = ".writing-"
 _STALE_SECONDS = 24 * 3600
 
-Stamp = Sequence[tuple[str, int, int]]  # name, bytes, mtime in ns of each source file
+Stamp = Sequence[tuple[str, int, str]]  # name, bytes and marks of each source file, see Tree.stamp
 
 
 def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset]) -> ArrayDataset:

@@ -111,7 +111,9 @@ def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
     if located is None:
         raise DataError(_missing(entry, root))
     read, tree = READERS[located.source.format], located.tree
-    return cache.cached(root, entry.name, tree.stamp(), lambda: read(tree, entry.name, entry.classes))
+    return cache.cached(
+        root, entry.name, stamp_of(tree, located.source.format), lambda: read(tree, entry.name, entry.classes)
+    )
 
 
 def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
@@ -140,14 +142,17 @@ def _load_path(given: str, root: Path) -> ArrayDataset:
     if path.is_dir() and (path / arrays.FOLDER_FILES[0]).is_file():
         return arrays.read_array_folder(path, name)
     tree = archives.open_tree(path)
-    kind = _format_of(tree)
-    read, stamp = READERS[kind], list(tree.stamp())
-    if kind == "images":
-        stamp.append(("layout", images.LAYOUT_VERSION, 0))
-    return cache.cached(root, name, stamp, lambda: read(tree, name, ()))
+    kind = format_of(tree)
+    read = READERS[kind]
+    return cache.cached(root, name, stamp_of(tree, kind), lambda: read(tree, name, ()))
 
 
-def _format_of(tree: Tree) -> str:
+def stamp_of(tree: Tree, kind: str) -> cache.Stamp:
+    """What the decoded copy of a tree of that format depends on."""
+    return [*tree.stamp(), *([("layout", images.LAYOUT_VERSION, "")] if kind == "images" else [])]
+
+
+def format_of(tree: Tree) -> str:
     """The format that the names of the files give away; images in class folders if none does."""
     last_names = {name.rsplit("/", 1)[-1] for name in tree.names()}
     if any(map(readers.idx_stem, last_names)):
