@@ -53,5 +53,5 @@ def test_a_stamp_looks_into_files_as_well_as_at_their_times(tmp_path: Path) -> N
 def test_verify_finds_the_decoded_copy_of_an_image_folder(tmp_path: Path) -> None:
     root, folder = tmp_path / "root", _one_folder(tmp_path, 50)
     load(str(folder), root)
-    found = verify(str(folder), root).findings
-    assert [finding.detail for finding in found][0] == "every SHA-256 matches its manifest"
+    found, _ = verify(str(folder), root).findings
+    assert found.detail == "every SHA-256 matches its manifest"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import math
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,29 @@ def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:
     kept = json.loads(path.read_text())
     assert kept["torch"] == "1.0.0"
     assert [where["torch"] for where in kept["resumed"]] == [torch.__version__]
+
+
+def test_another_number_of_threads_is_named_on_resume(tmp_path: Path) -> None:
+    with pytest.raises(session.Interrupted):
+        session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=0.0)
+    torch.set_num_threads(2)
+    try:
+        with pytest.warns(session.ResumeWarning, match=r"bit-identically: threads: was 1, is 2$"):
+            session.resume(tmp_path / "run", quiet=True)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("part", ["cpu", "processes"])
+def test_another_processor_is_named_on_resume(part: str, tmp_path: Path) -> None:
+    with pytest.raises(session.Interrupted):
+        session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=0.0)
+    path = tmp_path / "run" / "env.json"
+    there = json.loads(path.read_text())
+    here = there.pop(part)
+    path.write_text(json.dumps(there))  # as one of an earlier version has it
+    with pytest.warns(session.ResumeWarning, match=re.escape(f"{part}: was not recorded, is {here}")):
+        session.resume(tmp_path / "run", quiet=True)
 
 
 def test_metrics_that_cannot_be_read_are_named_on_resume(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +29,7 @@ from protoseam.data.links import open_in_place, refuse_links
 from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml, unlike
 from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.processes import world_size
 
 __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 
@@ -232,7 +233,11 @@ class RunDirectory:
         then, now = self._environment(), environment(device)
         then.pop("resumed", None)
         keys = sorted(then.keys() | now.keys())
-        return [f"{k}: was {then.get(k)}, is {now.get(k)}" for k in keys if then.get(k) != now.get(k)]
+        return [
+            f"{k}: was {then.get(k, 'not recorded')}, is {now.get(k, 'not recorded')}"
+            for k in keys
+            if (k in then) != (k in now) or then.get(k) != now.get(k)
+        ]
 
     def note_environment(self, device: str) -> None:
         """Write down that the run goes on in this one: its results are not the first one's alone."""
@@ -260,8 +265,19 @@ def environment(device: str = "auto") -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "device": name or platform.processor() or platform.machine(),
+        "cpu": _cpu_model(),
+        "threads": torch.get_num_threads(),  # another number adds up in another order
+        "processes": world_size(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _cpu_model() -> str:
+    """The name of the processor, and the vector instructions that torch chose its kernels for."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, UnicodeDecodeError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), name)
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 _ROOT = Path(__file__).resolve().parents[3]
