@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_the_step_is_ordinary_sgd() -> None:
     batch = run.data.batch_size
     for i in range(run.data.steps):
         x, y = run.data.x[i * batch : (i + 1) * batch], run.data.y[i * batch : (i + 1) * batch]
-        optimizer.param_groups[0]["lr"] = run.rates[i]
+        optimizer.param_groups[0]["lr"] = float(run.rates[i])
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()

@@ -21,6 +21,7 @@ import torch
 
 from protoseam.data.cache import sha256_of, sync
 from protoseam.data.links import refuse_link
+from protoseam.engine.bounded import Unbounded, load_bounded
 from protoseam.engine.files import explain_os_error
 from protoseam.errors import ProtoSeamError
 
@@ -94,12 +95,17 @@ def _name(epoch: int) -> str:
     return f"epoch-{epoch:06d}"
 
 
-def latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[int, dict[str, Any]] | None:
-    """``(epoch, state)`` of the newest checkpoint that is whole, or None if there never was one."""
+def latest(
+    folder: Path, map_location: torch.device | str = "cpu", *, most_bytes: int | None = None
+) -> tuple[int, dict[str, Any]] | None:
+    """``(epoch, state)`` of the newest checkpoint that is whole, or None if there never was one.
+
+    ``most_bytes``: a larger file is not opened, as the run's settings imply a smaller one.
+    """
     found = _newest_first(folder)
     for path in found:
         try:
-            return _read(path, map_location)
+            return _read(path, map_location, most_bytes)
         except _Damaged as damage:
             warnings.warn(
                 f"checkpoint {path.name} is damaged ({damage}); using the one before it",
@@ -118,7 +124,7 @@ class _Damaged(Exception):
     pass
 
 
-def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, Any]]:
+def _read(path: Path, map_location: torch.device | str, most_bytes: int | None) -> tuple[int, dict[str, Any]]:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         epoch, size, digest = int(manifest["epoch"]), int(manifest["size"]), str(manifest["sha256"])
@@ -131,11 +137,15 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
     try:
         if state_path.stat().st_size != size:
             raise _Damaged(f"{state_path.stat().st_size} bytes instead of {size}")
+        if most_bytes is not None and size > most_bytes:
+            raise _Damaged(f"{size:,} bytes, while a state of this run has at most {most_bytes:,}")
         if sha256_of(state_path) != digest:
             raise _Damaged("its SHA-256 does not match")
-        state = torch.load(state_path, map_location=map_location, weights_only=True)
+        state = load_bounded(state_path, map_location)
     except _Damaged:
         raise
+    except Unbounded as error:
+        raise _Damaged(str(error)) from error
     except Exception as error:  # given a stranger's bytes, torch raises KeyError, AssertionError, anything
         raise _Damaged(_reason(error)) from error
     if path.name != _name(epoch) or not isinstance(state, dict):

@@ -20,6 +20,7 @@ import protoseam as ps
 from protoseam.core import consensus_slope
 from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.errors import DataError
+from protoseam.models.size import physical_memory
 from protoseam.seam.covariance import AbstractCovariance
 
 __all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective"]
@@ -190,6 +191,7 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         return EndToEnd(model)
     if config.variant not in ("unlifted", "protoseam"):
         raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
+    _refuse_too_large(config.lift, num_classes)
     try:
         net = ps.lift(
             model,
@@ -208,6 +210,19 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
     # Unlifted is the same architecture with the same initial weights, trained end to end.
     return Lifting(net) if config.variant == "protoseam" else EndToEnd(net.deploy().train())
+
+
+def _refuse_too_large(lift: LiftConfig, num_classes: int) -> None:
+    """A seam whose covariances or samples would fill the memory; both are kept in float64 while they are made."""
+    entries = {"full": num_classes * lift.dim**2, "shared": lift.dim**2, "diagonal": num_classes * lift.dim}
+    covariances = 0 if lift.covariance == "isotropic" else 16 * entries[lift.structure]
+    samples = 16 * num_classes * lift.draws * lift.dim
+    if covariances + samples > physical_memory():
+        raise ConfigError(
+            f"lift.dim={lift.dim} and lift.draws={lift.draws} with {num_classes:,} classes take "
+            f"{(covariances + samples) / 2**30:,.0f} GiB for covariances and samples; this machine has "
+            f"{physical_memory() / 2**30:,.0f}: lower them, or choose lift.structure=diagonal"
+        )
 
 
 def _covariance(lift: LiftConfig) -> AbstractCovariance:

@@ -18,6 +18,7 @@ import torch
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint
+from protoseam.engine.bounded import bytes_of
 from protoseam.engine.config import ConfigError, RunConfig, to_dict
 from protoseam.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.engine.embeddings import embeddings
@@ -202,7 +203,8 @@ class _Session:
                 ResumeWarning,
                 stacklevel=2,
             )
-        found = checkpoint.latest(self.directory.checkpoints, self.run.device)
+        most = 4 * bytes_of(self.run.state()) + 2**20
+        found = checkpoint.latest(self.directory.checkpoints, self.run.device, most_bytes=most)
         if found is not None:
             try:
                 self.run.load_state(found[1])
