@@ -16,7 +16,7 @@ from protoseam.cli.options import (
     spare_threads,
     spelled,
 )
-from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
+from protoseam.cli.train import Parser, find_recipe, flatten, refuse_clock_numbers, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def main(argv: list[str]) -> int:
     from protoseam.experiments.sweep import run_sweep
 
     vet_config_files(argv, _OWN)
+    refuse_clock_numbers(argv)
     parser = build_parser(find_recipe(argv))
     values = parser.parse_args(spelled(argv, parser)).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})

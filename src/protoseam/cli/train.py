@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ import jsonargparse
 from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads, spelled
 from protoseam.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
 
-__all__ = ["Parser", "find_recipe", "flatten", "main", "vet_config_files"]
+__all__ = ["Parser", "find_recipe", "flatten", "main", "refuse_clock_numbers", "vet_config_files"]
 
 _OWN = {
     "config",
@@ -30,6 +31,8 @@ _OWN = {
     "quiet",
     "print_config",
 }
+
+_WORDS = ("--config", "--recipe", "--resume", "--out", "--data", "--data_root", "--name", "--storage")
 
 
 _LISTS = {
@@ -112,6 +115,26 @@ def find_recipe(argv: list[str]) -> dict[str, Any] | None:
     return None
 
 
+def _nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """Dotted names (optim.lr), which jsonargparse knows, as the tables they stand for."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        part, dot, last = str(name).partition(".")
+        if dot and isinstance(nested.setdefault(part, {}), dict):
+            nested[part] = nested[part] | {last: value}
+        else:
+            nested[name] = value
+    return nested
+
+
+def refuse_clock_numbers(argv: list[str]) -> None:
+    """Refuse ``--epochs=1:30``, which jsonargparse reads as YAML 1.1 does: 90."""
+    for before, word in pairwise(["", *argv]):
+        name, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if equals and name not in _WORDS and re.fullmatch(r"[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?", value):
+            raise ConfigError(f"{name} {value} is not a number: write it without a colon")
+
+
 def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
     """Refuse what is more than plain settings before jsonargparse, which would go further, looks at it."""
     for i, word in enumerate(argv):
@@ -124,10 +147,7 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
             raise ConfigError(f"--config {given:.200}: there is no such file")
         try:
             settings = parse_yaml(Path(given).read_bytes() if Path(given).is_file() else given.encode())
-            # dotted names (optim.lr) and the command's own are jsonargparse's
-            from_dict(
-                {name: value for name, value in settings.items() if name not in own and "." not in name}
-            )
+            from_dict(_nested({name: value for name, value in settings.items() if name not in own}))
         except (ConfigError, OSError) as error:
             raise ConfigError(f"--config {given:.200}: {error}") from error
 
@@ -140,6 +160,7 @@ def main(argv: list[str]) -> int:
     from protoseam.seam.guards import SeamError
 
     vet_config_files(argv)
+    refuse_clock_numbers(argv)
     parser = build_parser(find_recipe(argv))
     argv = _listed(spelled(argv, parser))
     values = parser.parse_args(argv).as_dict()

@@ -260,7 +260,7 @@ def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> Ar
 
 
 def _number(file: str) -> int:
-    return int((re.findall(r"\d+", file) or ["0"])[-1])
+    return int((re.findall(r"\d+", file) or ["0"])[-1][-18:])  # Python refuses to read thousands of digits
 
 
 def _common_folder(files: Sequence[str]) -> str:

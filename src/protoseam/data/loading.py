@@ -129,7 +129,11 @@ def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
 
 def _load_path(given: str, root: Path) -> ArrayDataset:
     path = Path(given).expanduser()
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise DataError(f"{given:.200} cannot be read: {error.strerror or error}") from error
+    if not exists:
         close = difflib.get_close_matches(given.lower(), catalog.CATALOG, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise DataError(

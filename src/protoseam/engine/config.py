@@ -22,6 +22,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
+_MOST_EPOCHS, _MOST_LIFTED = 10**6, 2**16
+_LARGEST = 1e300
 Variant = Literal["baseline", "unlifted", "protoseam"]
 
 
@@ -144,6 +146,8 @@ class RunConfig:
         for name, low in {"epochs": 1, "batch_size": 1, "checkpoint_every": 1, "eval_every": 1}.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if self.epochs > _MOST_EPOCHS:
+            raise ConfigError(f"epochs must be at most {_MOST_EPOCHS:,}, got {self.epochs}")
         if not self.data:
             raise ConfigError("data is empty: name a data set, or a path")
         if not 0 <= self.seed < 2**63:
@@ -157,8 +161,10 @@ class RunConfig:
             )
         if self.keep_embeddings < 0:
             raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
-        if not self.optim.warmup_epochs >= 0:
-            raise ConfigError(f"optim.warmup_epochs cannot be negative, got {self.optim.warmup_epochs}")
+        if not 0 <= self.optim.warmup_epochs < _LARGEST:
+            raise ConfigError(
+                f"optim.warmup_epochs must be a number from 0 on, got {self.optim.warmup_epochs}"
+            )
         if not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
         if not 0 <= self.optim.momentum < 1:
@@ -168,6 +174,10 @@ class RunConfig:
         for name in ("dim", "draws"):
             if getattr(self.lift, name) < 1:
                 raise ConfigError(f"lift.{name} must be at least 1, got {getattr(self.lift, name)}")
+            if getattr(self.lift, name) > _MOST_LIFTED:
+                raise ConfigError(
+                    f"lift.{name} must be at most {_MOST_LIFTED:,}, got {getattr(self.lift, name)}"
+                )
         if self.lift.antithetic and self.lift.draws % 2:
             raise ConfigError(
                 f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
@@ -192,13 +202,29 @@ def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) 
 
 @functools.cache
 def _dialect() -> tuple[Any, Any]:
-    """YAML's safe loader and dumper, for which 1e-3 is a number, as it is to everyone but YAML 1.1."""
+    """YAML's safe loader and dumper, with numbers as everyone but YAML 1.1 writes them.
+
+    1e-3 is one. 1:30, which would be 90, and 010, which would be 8, are words, and so refused where a number belongs.
+    """
     import yaml
 
-    number = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
+    numbers = {
+        "int": r"[-+]?(0|[1-9][0-9_]*)$",
+        "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|"
+        r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+    }
     kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
+    tags = {f"tag:yaml.org,2002:{kind}": re.compile(form) for kind, form in numbers.items()}
+    loader: Any = kinds[
+        0
+    ]  # the dumper keeps the old forms as well, so that it quotes words that look like them
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag not in tags]
+        for first, forms in loader.yaml_implicit_resolvers.items()
+    }
     for kind in kinds:
-        kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))  # type: ignore[attr-defined]
+        for tag, form in tags.items():
+            kind.add_implicit_resolver(tag, form, list("-+.0123456789"))  # type: ignore[attr-defined]
     return kinds
 
 
@@ -278,8 +304,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, one) for one in inside)
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in inside)
-    if hint is float:
-        return type(value) in (int, float)
+    if hint is float:  # no setting is infinite; comparing takes any int, math.isfinite does not
+        return type(value) in (int, float) and -_LARGEST < value < _LARGEST
     if hint in (int, bool):  # True is an int to Python, but nobody means one epoch by it
         return type(value) is hint
     if origin is dict:

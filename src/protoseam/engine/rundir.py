@@ -126,6 +126,8 @@ class RunDirectory:
             inside = sorted(file.parent.name for file in self.path.glob("*/config.yaml"))
             hint = f"; the runs in it are {', '.join(inside[:8])}" if inside else ""
             raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it{hint}") from error
+        except OSError as error:
+            raise ConfigError(f"{file!s:.200} cannot be read: {error.strerror or error}") from error
         try:
             return from_dict(parse_yaml(text))
         except ConfigError as error:
