@@ -154,6 +154,7 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
 
 def main(argv: list[str]) -> int:
     from protoseam.data.links import refuse_link
+    from protoseam.data.names import for_terminal
     from protoseam.engine.rundir import RunDirectory
     from protoseam.engine.session import resume, train_packed
     from protoseam.engine.trainer import DivergedError
@@ -193,7 +194,7 @@ def main(argv: list[str]) -> int:
             if len(group) > 1:  # one of them has stopped them all: each alone, from where it was saved
                 groups[:0] = [[one] for one in group]
                 continue
-            print(f"protoseam train: {group[0][1]}: {error}", file=sys.stderr)
+            print(for_terminal(f"protoseam train: {group[0][1]}: {error}"), file=sys.stderr)
             status = 1  # the others may well come through
             continue
         _say(summaries, [out for _, out in group])

@@ -292,7 +292,7 @@ def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
             raise ConfigError(f"unknown setting {prefix}{key}{hint}")
     hints = typing.get_type_hints(kind)
     for key, value in values.items():
-        if not _fits(value, hints[key]):
+        if not (_fits(value, hints[key]) and _printable(value)):
             raise ConfigError(f"{prefix}{key} must be {_named(hints[key])}, got {value!r:.100}")
     return values
 
@@ -313,6 +313,15 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
+def _printable(value: Any) -> bool:
+    """Whether every word in a value can be shown on a terminal as it is."""
+    if isinstance(value, dict):
+        return all(map(_printable, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_printable, value))
+    return not isinstance(value, str) or value.isprintable()
+
+
 def described(name: str) -> str | None:
     """What the setting of that (dotted) name must be, in words; None if there is no such setting."""
     part, _, last = name.rpartition(".")
@@ -327,5 +336,11 @@ def _named(hint: Any) -> str:
         return " or ".join(map(_named, inside))
     if origin is Literal:
         return " or ".join(map(str, inside))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "printable text",
+        type(None): "null",
+    }
     return names.get(hint, "a table of settings")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protoseam import models
 from protoseam.core.covariance import class_moments
+from protoseam.data.names import for_terminal
 from protoseam.data.resident import Resident
 from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, RunConfig
@@ -83,7 +84,7 @@ def audit_run(
     except ValueError as error:
         raise ConfigError(f"{path}, epoch {epoch}: {error}") from error
     report = {
-        "run": path.resolve().name,
+        "run": for_terminal(path.resolve().name),
         "data": config.data if "/" not in config.data else Path(config.data).name,
         "model": config.model,
         "epoch": epoch,

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from protoseam.data.names import for_markdown
 from protoseam.engine.files import write_atomically
 from protoseam.experiments import aggregate, tables
 from protoseam.experiments.aggregate import Runs
@@ -131,7 +132,9 @@ def index(runs: Runs, scope: Scope) -> str:
         if part != "curves" and (absent or uncounted):
             lines += [f"## Missing from {part}", ""]
             lines += [f"- {name}" for name in absent]
-            lines += [f"- {name}: there, but {why}: not counted" for name, why in uncounted.items()]
+            lines += [
+                f"- {name}: there, but {for_markdown(why)}: not counted" for name, why in uncounted.items()
+            ]
             lines += [""]
     return "\n".join(lines)
 

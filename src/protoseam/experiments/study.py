@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.data.links import refuse_links
+from protoseam.data.names import for_terminal
 from protoseam.engine.config import ConfigError, RunConfig, unlike
 from protoseam.engine.distributed import refuse_torchrun
 from protoseam.engine.files import read_json, write_json
@@ -73,7 +74,7 @@ def run_study(
 
     def cut_short() -> bool:
         for name, why in failed.items():
-            print(f"{name}: {why}", file=sys.stderr)
+            print(for_terminal(f"{name}: {why}"), file=sys.stderr)
         return False
 
     while missing := [item for item in plan if item[0] not in failed and not done(folder, item[0])]:

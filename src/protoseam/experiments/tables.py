@@ -206,7 +206,8 @@ def _signed(value: float | None, absent: str = "") -> str:
 def markdown(table: Table) -> str:
     rows = [table.header, ["---"] * len(table.header), *table.rows]
     note = f"**{table.note}**\n\n" if table.note else ""
-    return note + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return note + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def csv_text(table: Table) -> str:
@@ -250,7 +251,7 @@ def _row(texts: Sequence[str]) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
-    "−": "--", "ρ": r"$\rho$", "σ": r"$\sigma$", "’": "'",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "−": "--", "ρ": r"$\rho$", "σ": r"$\sigma$", "’": "'",
 }  # fmt: skip
 
 
