@@ -245,9 +245,7 @@ def test_metrics_that_cannot_be_read_are_named_on_resume(tmp_path: Path) -> None
     (out / "summary.json").unlink()
     lines = (out / "metrics.jsonl").read_text().splitlines()
     (out / "metrics.jsonl").write_text("\n".join([lines[0], "", *lines[2:]]) + "\n")
-    with pytest.warns(
-        session.ResumeWarning, match=f"the lines of 3 epochs, from 2 to {SMALL.epochs}, cannot be read"
-    ):
+    with pytest.warns(session.ResumeWarning, match="the lines of 1 epochs, between 2 and 2, cannot be read"):
         session.resume(out, quiet=True)
 
 

@@ -84,7 +84,9 @@ def _dispatch(verb: str, rest: list[str]) -> int:
         if error.filename is None:
             raise
         print(
-            f"protoseam {verb}: {for_terminal(str(error.filename))}: {error.strerror}. Choose another place, or mend this one",
+            for_terminal(
+                f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or mend this one"
+            ),
             file=sys.stderr,
         )
         return 1

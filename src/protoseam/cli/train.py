@@ -255,8 +255,9 @@ def _say(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks for all
         return
     for summary, out in zip(summaries, outs, strict=True):
+        accuracy = summary["test_accuracy"]
         print(
-            f"{out}: test accuracy {100 * summary['test_accuracy']:.2f} % "
+            f"{out}: {'no test data, ' if accuracy is None else f'test accuracy {100 * accuracy:.2f} % '}"
             f"after {summary['epochs']} epochs in {summary['seconds']:.0f} s",
             file=sys.stdout,
         )

@@ -89,7 +89,7 @@ def quick_damage(folder: Path) -> str | None:
             return f"written by reader version {manifest['reader']}, now {READER_VERSION}"
         sizes = {file: int(manifest["files"][file]["bytes"]) for file in _FILES}
         _ = [str(manifest["files"][file]["sha256"]) for file in _FILES]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         return f"{_MANIFEST} cannot be read: {type(error).__name__}"
     for file, size in sizes.items():
         path = folder / file

@@ -26,8 +26,8 @@ def refuse_unprintable(where: str, names: Iterable[object]) -> None:
     for i, name in enumerate(names):
         if not printable(name):
             raise DataError(
-                f"{for_terminal(where)}: the name of class {i} is {name!r:.100}, which cannot be printed on one line of "
-                f"{LONGEST} characters: rename it"
+                f"{for_terminal(where)}: the name of class {i} is {name!r:.100}, which cannot be printed on one line "
+                f"of {LONGEST} characters: rename it"
             )
 
 

@@ -22,12 +22,13 @@ import torch
 from protoseam.data.cache import sha256_of, sync
 from protoseam.data.links import refuse_link
 from protoseam.engine.bounded import Unbounded, load_bounded
-from protoseam.engine.files import explain_os_error
+from protoseam.engine.files import explain_os_error, read_bounded
 from protoseam.errors import ProtoSeamError
 
 __all__ = ["CheckpointError", "CheckpointWarning", "latest", "save"]
 
 _FORMAT = 1
+_MOST_MANIFEST = 2**16
 _KEEP = 2  # the newest, and the one before it in case the newest turns out damaged
 
 
@@ -126,10 +127,10 @@ class _Damaged(Exception):
 
 def _read(path: Path, map_location: torch.device | str, most_bytes: int | None) -> tuple[int, dict[str, Any]]:
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads(read_bounded(path / "manifest.json", _MOST_MANIFEST))
         epoch, size, digest = int(manifest["epoch"]), int(manifest["size"]), str(manifest["sha256"])
         written = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise _Damaged(f"no readable manifest: {error}") from error
     if written != _FORMAT:
         raise _Damaged(f"its manifest speaks of format {written}, this version reads {_FORMAT}")

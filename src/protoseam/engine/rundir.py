@@ -27,13 +27,22 @@ from protoseam import __version__
 from protoseam.data.cache import sync
 from protoseam.data.links import open_in_place, refuse_links
 from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml, unlike
-from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
+from protoseam.engine.files import (
+    StorageError,
+    explain_os_error,
+    read_bounded,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from protoseam.engine.schemas import ENVIRONMENT, METRICS, SUMMARY, check, problem
 from protoseam.errors import ProtoSeamError
 from protoseam.seam.processes import world_size
 
 __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 
 
+_MOST_METRICS = 256 * 2**20
 _WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
 
 
@@ -206,17 +215,21 @@ class RunDirectory:
             sync(self.path / "metrics.jsonl")
 
     def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines that are as they were written, one per epoch; others are left out."""
         file = self.path / "metrics.jsonl"
-        rows = []
-        for line in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            text = read_bounded(file, _MOST_METRICS) if file.exists() else b""
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{file} cannot be read ({error}): move it away") from error
+        rows: dict[int, dict[str, Any]] = {}
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):  # the line a kill cut short
-                break
-            if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
-                break
-            rows.append(row)
-        return rows
+                continue
+            if problem(row, METRICS) is None:
+                rows.setdefault(row["epoch"], row)
+        return [rows[epoch] for epoch in sorted(rows)]
 
     def write_summary(self, summary: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
         from safetensors.torch import save
@@ -228,11 +241,11 @@ class RunDirectory:
 
     def read_summary(self) -> dict[str, Any] | None:
         file = self.path / "summary.json"
-        return read_json(file) if file.exists() else None
+        return check(file, read_json(file), SUMMARY) if file.exists() else None
 
     def environment_changes(self, device: str) -> list[str]:
         """What differs between the environment the run was started in and this one, in words."""
-        then, now = self._environment(), environment(device)
+        then, now = self.read_environment(), environment(device)
         then.pop("resumed", None)
         keys = sorted(then.keys() | now.keys())
         return [
@@ -243,15 +256,15 @@ class RunDirectory:
 
     def note_environment(self, device: str) -> None:
         """Write down that the run goes on in this one: its results are not the first one's alone."""
-        known, now = self._environment(), environment(device)
+        known, now = self.read_environment(), environment(device)
         resumed = known.setdefault("resumed", [])
         if not resumed or resumed[-1] != now:
             resumed.append(now)
             write_json(self.path / "env.json", known)
 
-    def _environment(self) -> dict[str, Any]:
+    def read_environment(self) -> dict[str, Any]:
         file = self.path / "env.json"
-        return dict(read_json(file)) if file.exists() else {}
+        return dict(check(file, read_json(file), ENVIRONMENT)) if file.exists() else {}
 
 
 def environment(device: str = "auto") -> dict[str, Any]:

@@ -43,6 +43,9 @@ from protoseam.theory import (
 
 __all__ = ["audit_run"]
 
+# what a look during training must have for the figure over the epochs
+_DRAWN = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity")
+
 
 def audit_run(
     path: Path,
@@ -102,7 +105,9 @@ def audit_run(
     report["collapse"]["training"] = dataclasses.asdict(collapse)
     report["estimation"] |= _halves(*seen, data.num_classes)
     report["history"] = [
-        {"epoch": row["epoch"], **row["audit"]} for row in directory.read_metrics() if "audit" in row
+        {"epoch": row["epoch"], **row["audit"]}
+        for row in directory.read_metrics()
+        if all(term in row.get("audit", {}) for term in _DRAWN)
     ]
     plain: dict[str, Any] = _plain(report)
     return plain

@@ -44,7 +44,8 @@ def _figure(width: float, height: float, panels: Sequence[float]) -> tuple[Figur
 
 
 def _title(report: dict[str, Any]) -> str:
-    return f"{for_figures(report['run'])}, epoch {report['epoch']}, {report['split']} data ({report['samples']:,} samples)"
+    run = for_figures(report["run"])
+    return f"{run}, epoch {report['epoch']}, {report['split']} data ({report['samples']:,} samples)"
 
 
 def waterfall_figure(report: dict[str, Any]) -> Figure:

@@ -126,6 +126,9 @@ def audits(runs: Runs, scope: Scope) -> Table:
                 if run is None:
                     continue
                 looks = [row["audit"] for row in run["metrics"] if "audit" in row]
+                looks = [
+                    look for look in looks if all(term in look for term in terms)
+                ]  # the others are undefined
                 held = sum(look["risk"] <= look["bound"] for look in looks)
                 last = [f"{looks[-1][term]:.2f}" for term in terms] if looks else [""] * len(terms)
                 verdict = f"{held} of {len(looks)}" if looks else "not audited"
