@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import stat
+import struct
+import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from protoseam.data.images import Problem, decode_image
 from protoseam.data.loading import load
+from protoseam.data.streams import DEFAULT_LIMITS, Limits
 from protoseam.data.trees import FolderTree
 from protoseam.data.verification import verify
+from protoseam.errors import DataError
 
 
 def _one_folder(parent: Path, shade: int) -> Path:
@@ -55,3 +62,41 @@ def test_verify_finds_the_decoded_copy_of_an_image_folder(tmp_path: Path) -> Non
     load(str(folder), root)
     found, _ = verify(str(folder), root).findings
     assert found.detail == "every SHA-256 matches its manifest"
+
+
+def test_what_a_dead_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    young, old = tmp_path / "root" / "cache" / ".writing-1", tmp_path / "root" / "cache" / ".writing-2"
+    for leftover, age in ((young, 23 * 3600), (old, 25 * 3600)):
+        leftover.mkdir(parents=True)
+        os.utime(leftover, (time.time() - age,) * 2)
+    load(str(_one_folder(tmp_path, 50)), tmp_path / "root")
+    assert young.exists()
+    assert not old.exists()
+    (copy,) = (path for path in young.parent.iterdir() if path != young)
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o755  # for colleagues who share the root
+
+
+def test_a_member_may_unpack_to_two_hundred_times_its_size(tmp_path: Path) -> None:
+    limits = Limits(ratio_free_bytes=0)
+    limits.allow("it", 199 * 1000, 1000)
+    with pytest.raises(DataError, match="decompression bomb"):
+        limits.allow("it", 201 * 1000, 1000)
+    DEFAULT_LIMITS.allow("it", 16 * 2**20, 1)
+    with pytest.raises(DataError, match="decompression bomb"):
+        DEFAULT_LIMITS.allow("it", 16 * 2**20 + 1, 1)
+
+
+def test_a_tiff_of_sixteen_bits_is_refused() -> None:
+    """Pillow opens it as 8-bit RGB; it cannot write one."""
+
+    def tiff(bits: int) -> bytes:
+        pixels = bytes(4 * 4 * 3 * bits // 8)
+        tags = [(256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 3, 8), (259, 3, 1, 1), (262, 3, 1, 2)]
+        tags += [(273, 4, 1, 14), (277, 3, 1, 3), (278, 3, 1, 4), (279, 4, 1, len(pixels))]
+        head = struct.pack("<2sHI3H", b"II", 42, 14 + len(pixels), bits, bits, bits)
+        entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
+        return head + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+    assert decode_image(tiff(8))[0].shape == (4, 4, 3)
+    with pytest.raises(Problem, match="16 bits or more a channel"):
+        decode_image(tiff(16))

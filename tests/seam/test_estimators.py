@@ -171,7 +171,9 @@ def test_running_automatic_floor_compares_halves_of_each_class(structure: Struct
     halves = [covariance._moments(half) for half in (0, 1)]
     # within a batch of 8 a class has rows c and c + 4; the step decides which of them is the first half's
     starts = [(b * 2654435769 % 2**32) * 8 // 2**32 for b in range(5)]
-    first = torch.tensor([8 * b + c + 4 * (start % 2) for b, start in enumerate(starts) for c in range(CLASSES)])
+    first = torch.tensor(
+        [8 * b + c + 4 * (start % 2) for b, start in enumerate(starts) for c in range(CLASSES)]
+    )
     second = torch.tensor([row for row in range(40) if row not in first.tolist()])
     assert [half.count_C.tolist() for half in halves] == [[5.0] * CLASSES] * 2
     parts = [normalise_scatter(half.count_C, half.scatter) for half in halves]
@@ -200,7 +202,9 @@ def test_running_halves_of_balanced_batches(in_batch: int) -> None:
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("batch", [1, 2, 3, 8])
 @pytest.mark.parametrize("in_turn", [True, False], ids=["classes in turn", "classes at random"])
-def test_running_halves_get_samples_whatever_the_batch(structure: Structure, batch: int, in_turn: bool) -> None:
+def test_running_halves_get_samples_whatever_the_batch(
+    structure: Structure, batch: int, in_turn: bool
+) -> None:
     """True Σ = I, 250 samples a class: ε̄ is about that of 125 against 125 however they come."""
     covariance = bound(ps.RunningCovariance("auto", structure, window=10**6, mean_window=10**6))
     y = torch.arange(250 * CLASSES) % CLASSES

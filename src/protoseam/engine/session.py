@@ -210,8 +210,8 @@ class _Session:
             steps = self.run.data.steps
             if wrong := check_state(found[1], found[0], self.config.epochs, steps):
                 raise checkpoint.CheckpointError(
-                    f"the checkpoint of epoch {found[0]} in {self.out} is no state of this run: {wrong}. Restore it, or "
-                    "remove its folder"
+                    f"the checkpoint of epoch {found[0]} in {self.out} is no state of this run: {wrong}. Restore it, "
+                    "or remove its folder"
                 )
             try:
                 self.run.load_state(found[1])
