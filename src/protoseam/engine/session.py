@@ -215,7 +215,14 @@ class _Session:
                 )
             try:
                 self.run.load_state(found[1])
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                RuntimeError,
+                ArithmeticError,
+            ) as error:
                 raise checkpoint.CheckpointError(
                     f"the checkpoint of epoch {found[0]} in {self.out} does not fit its config.yaml "
                     f"({str(error).splitlines()[0]}): restore the one it was saved with, or start again"

@@ -136,7 +136,7 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
     assert isinstance(objective, Lifting)
     try:
         objective.load_state_dict(state["objective"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ConfigError(
             f"the checkpoint of epoch {epoch} in {path} does not fit its config.yaml: {str(error).splitlines()[0]}"
         ) from error
