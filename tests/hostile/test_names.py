@@ -74,7 +74,7 @@ def test_no_command_prints_what_a_terminal_would_obey(
     assert main(["eval", str(tmp_path / "\x1b[2J")]) == 1
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
-    assert r"unknown setting \x1b[31mkey" in err
+    assert r"unknown setting '\x1b[31mkey'" in err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from made_up_runs import three_seeds, written
 from protoseam.cli.main import main
 from protoseam.data import cache
 from protoseam.engine import checkpoint, session
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.engine.evaluate import evaluate
 from protoseam.engine.files import StorageError
 from protoseam.engine.rundir import RunDirectory
@@ -231,6 +231,9 @@ def test_json_is_read_within_limits(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_bytes(b" " * (16 * 2**20 + 1))
     with pytest.raises(StorageError, match="more than 16,777,216 bytes"):
         run.read_summary()
+    (tmp_path / "config.yaml").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="not a plain file"):
+        run.read_config()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
     with pytest.raises(StorageError, match="not a plain file"):
         run.read_metrics()

@@ -81,8 +81,9 @@ def newest(root: Path, name: str) -> Path | None:
 
 def quick_damage(folder: Path) -> str | None:
     """What is visibly wrong with a cache, without reading its arrays; None if nothing is."""
-    if link := next((path for path in (folder, *map(folder.joinpath, _FILES)) if path.is_symlink()), None):
-        return f"{link.name} is a link"
+    for path in (folder, *(folder / file for file in (*_FILES, _MANIFEST))):
+        if path.is_symlink():
+            return f"{path.name} is a link"
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["reader"] != READER_VERSION:

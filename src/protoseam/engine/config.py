@@ -289,7 +289,8 @@ def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
         if key not in fields:
             close = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
-            raise ConfigError(f"unknown setting {prefix}{key}{hint}")
+            shown = key if str(key).isprintable() else repr(key)
+            raise ConfigError(f"unknown setting {prefix}{shown}{hint}")
     hints = typing.get_type_hints(kind)
     for key, value in values.items():
         if not (_fits(value, hints[key]) and _printable(value)):

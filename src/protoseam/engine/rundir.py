@@ -42,6 +42,7 @@ from protoseam.seam.processes import world_size
 __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 
 
+_MOST_CONFIG = 2**16
 _MOST_METRICS = 256 * 2**20
 _WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
 
@@ -128,15 +129,16 @@ class RunDirectory:
     def read_config(self) -> RunConfig:
         file = self.path / "config.yaml"
         try:
-            text = file.read_bytes()
+            text = read_bounded(file, _MOST_CONFIG)
         except (FileNotFoundError, NotADirectoryError) as error:
             if not self.path.is_dir():
                 raise ConfigError(f"there is no directory {self.path}") from error
             inside = sorted(file.parent.name for file in self.path.glob("*/config.yaml"))
             hint = f"; the runs in it are {', '.join(inside[:8])}" if inside else ""
             raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it{hint}") from error
-        except OSError as error:
-            raise ConfigError(f"{file!s:.200} cannot be read: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{file!s:.200} cannot be read: {why}") from error
         try:
             return from_dict(parse_yaml(text))
         except ConfigError as error:

@@ -23,6 +23,8 @@ def physical_memory() -> int:
 
 def refuse_too_large(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> None:
     """Build the network without memory and count: raises `ModelError` if training it takes more than there is."""
+    if options.get("pretrained"):  # of a size that exists, and not to be fetched twice
+        return
     try:
         with torch.device("meta"):
             count = sum(p.numel() for p in make(*args, **options).parameters())
