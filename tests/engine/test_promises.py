@@ -117,3 +117,9 @@ def test_features_of_a_small_scale_are_normalised_and_constant_ones_left() -> No
     data = Resident(dataset, seed=0, batch_size=10, validation=0.0, device="cpu")
     assert data.std[0] == pytest.approx(1e-5, rel=0.3)
     assert data.std[1] == 1.0
+
+
+def test_validation_comes_every_so_often_and_at_the_end(tmp_path: Path) -> None:
+    session.train(dataclasses.replace(SMALL, epochs=5, eval_every=2), tmp_path / "run", quiet=True)
+    rows = RunDirectory(tmp_path / "run").read_metrics()
+    assert [row["epoch"] for row in rows if row["validation_accuracy"] is not None] == [2, 4, 5]
