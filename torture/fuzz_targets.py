@@ -407,7 +407,7 @@ _JSON: tuple[tuple[str, Callable[[Path], object], dict[str, object]], ...] = (
     ("metrics.jsonl", lambda box: RunDirectory(box).read_metrics(), _ROW["metrics"][0]),
     (
         "env.json",
-        lambda box: RunDirectory(box).environment_changes("cpu"),
+        lambda box: RunDirectory(box).read_environment(),
         {"torch": "2", "resumed": [{"a": 1}]},
     ),
     (
