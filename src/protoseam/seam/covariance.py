@@ -199,7 +199,8 @@ class RunningCovariance(AbstractCovariance):
             merge_batch_(self._moments(0), z_BK, y_B, **windows)
         else:
             order_B = y_B.argsort(stable=True)
-            start = fraction * len(y_B) // 2**32
+            # 0 or 1 will do for an even batch, and does not depend on how many processes share it
+            start = fraction * (len(y_B) if len(y_B) % 2 else 2) // 2**32
             for half in range(self.halves):
                 rows = torch.arange(half, len(y_B), 2, device=y_B.device)
                 rows = order_B[(rows + start) % len(y_B)]
