@@ -7,17 +7,20 @@ import stat
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from miniature_files import binary_records, cifar_parts, write_tar
 from PIL import Image
 
+from protoseam.data import loading
 from protoseam.data.images import Problem, decode_image
 from protoseam.data.loading import load
 from protoseam.data.streams import DEFAULT_LIMITS, Limits
 from protoseam.data.trees import FolderTree
 from protoseam.data.verification import verify
-from protoseam.errors import DataError
+from protoseam.errors import DataError, DataWarning
 
 
 def _one_folder(parent: Path, shade: int) -> Path:
@@ -100,3 +103,17 @@ def test_a_tiff_of_sixteen_bits_is_refused() -> None:
     assert decode_image(tiff(8))[0].shape == (4, 4, 3)
     with pytest.raises(Problem, match="16 bits or more a channel"):
         decode_image(tiff(16))
+
+
+def test_what_is_downloaded_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = cifar_parts([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"])
+    files = {name: binary_records(*arrays) for name, arrays in parts.items()}
+
+    def fetch(entry: Any, root: Path) -> None:
+        write_tar(root / "cifar-10-binary.tar.gz", files)
+
+    monkeypatch.setattr(loading, "fetch", fetch)
+    with pytest.raises(DataError, match="is not under"):
+        load("cifar10", tmp_path)
+    with pytest.warns(DataWarning, match="the official set"):
+        assert len(load("cifar10", tmp_path, download=True).train_images) == 36

@@ -196,6 +196,15 @@ def test_every_one_sided_function_before_the_seam_is_refused(name: str) -> None:
         ps.lift((Half(), nn.Linear(8, 3)))
 
 
+def test_an_activation_behind_a_layer_that_cannot_be_traced_is_seen() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(ValueError, match="ReLU"):
+        ps.lift((nn.Sequential(nn.Linear(4, 8), Odd(), nn.ReLU()), nn.Linear(8, 3)), dim=8, num_classes=3)
+
+
 def test_a_hook_before_the_last_layer_is_named() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     model[2].register_forward_pre_hook(lambda module, inputs: None)
