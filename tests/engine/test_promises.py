@@ -21,6 +21,7 @@ from protoseam.engine.config import BESIDE, ConfigError, LiftConfig, OptimConfig
 from protoseam.engine.files import write_atomically
 from protoseam.engine.objectives import Lifting
 from protoseam.engine.rundir import RunDirectory
+from protoseam.errors import DataError
 
 SMALL = RunConfig(
     model="mlp",
@@ -123,3 +124,21 @@ def test_validation_comes_every_so_often_and_at_the_end(tmp_path: Path) -> None:
     session.train(dataclasses.replace(SMALL, epochs=5, eval_every=2), tmp_path / "run", quiet=True)
     rows = RunDirectory(tmp_path / "run").read_metrics()
     assert [row["epoch"] for row in rows if row["validation_accuracy"] is not None] == [2, 4, 5]
+
+
+@pytest.mark.parametrize(("rewinds", "epoch"), [(1, 4), (2, 3), (3, 2), (4, 1), (5, 0), (9, 0)])
+def test_each_rewind_goes_further_back(rewinds: int, epoch: int) -> None:
+    run = SimpleNamespace(epoch=0, rate_scale=1.0, slow_down=lambda factor: None)
+    run.load_state = lambda state: setattr(run, "epoch", state["epoch"])
+    one = object.__new__(session._Session)
+    one.run, one.rewinds, one.writes, one.history = run, rewinds, False, list(range(5))  # type: ignore[assignment]
+    one.states = [{"epoch": i} for i in range(5)]
+    one.rewind()
+    assert (one.saved, one.history) == (epoch, list(range(epoch)))
+
+
+def test_a_batch_is_shared_evenly_or_not_at_all() -> None:
+    features, labels = np.random.default_rng(0).standard_normal((12, 2)).astype(np.float32), np.arange(12) % 2
+    dataset = ArrayDataset("small", features, labels, features, labels, ("a", "b"))
+    with pytest.raises(DataError, match="batch_size=8 does not divide among 3 processes"):
+        Resident(dataset, seed=0, batch_size=8, validation=0.0, device="cpu", world=3)

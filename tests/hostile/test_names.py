@@ -14,7 +14,7 @@ from rich.console import Console
 
 from protoseam.cli.main import main
 from protoseam.data.loading import load
-from protoseam.data.names import for_figures, for_markdown, for_terminal
+from protoseam.data.names import for_figures, for_markdown, for_terminal, printable
 from protoseam.engine import session
 from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, parse_yaml
 from protoseam.engine.log import Progress
@@ -111,6 +111,11 @@ def test_names_in_an_audit_are_letters(tmp_path: Path) -> None:
     session.train(config, tmp_path / "$run", quiet=True)
     assert main(["audit", str(tmp_path / "$run"), "--device=cpu"]) == 0
     assert list((tmp_path / "$run" / "audit").glob("*.svg"))
+
+
+def test_a_name_may_have_two_hundred_characters() -> None:
+    assert printable("é" * 200)
+    assert not printable("é" * 201)
 
 
 def test_each_language_gets_its_escapes() -> None:

@@ -125,3 +125,18 @@ def test_batches_of_one_class_are_warned_about_when_they_are_most(pure: int, war
         warnings.simplefilter("always")
         net.initialize(loader)
     assert any("most batches hold one class only" in str(w.message) for w in caught) == warns
+
+
+def test_inputs_of_two_sizes_are_named_in_a_pass() -> None:
+    net = lifted()
+    x, y = DATA[0]
+    with pytest.raises(
+        ValueError, match=r"took inputs of shape .* but fails on .*: bring all of them to one size"
+    ):
+        net.initialize([(x, y), (x[:, :-1], y)])
+
+
+@pytest.mark.parametrize("scale", [-0.1, float("inf"), float("nan")])
+def test_the_weight_of_the_repulsion_is_finite(scale: float) -> None:
+    with pytest.raises(ValueError, match="repulsion_scale must be 0 or more"):
+        lifted(repulsion_scale=scale)
