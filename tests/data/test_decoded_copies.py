@@ -117,3 +117,11 @@ def test_what_is_downloaded_is_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
         load("cifar10", tmp_path)
     with pytest.warns(DataWarning, match="the official set"):
         assert len(load("cifar10", tmp_path, download=True).train_images) == 36
+
+
+def test_the_digits_use_the_whole_range() -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load("digits")
+    values = np.unique(np.concatenate([digits.train_images, digits.test_images]))
+    assert values.tolist() == np.rint(np.unique(load_digits().images) * 255 / 16).tolist()
