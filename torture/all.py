@@ -14,7 +14,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("kills", "saves", "damage", "disk", "nonfinite", "ranks", "lock", "workers", "fuzz")
+PARTS = (
+    "kills",
+    "saves",
+    "damage",
+    "disk",
+    "nonfinite",
+    "ranks",
+    "lock",
+    "workers",
+    "links",
+    "schemas",
+    "fuzz",
+)
 TAKES_NO_QUICK = ("fuzz",)
 
 

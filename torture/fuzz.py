@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("idx", "cifar-binary", "cifar-python", "zip", "npz", "images", "tar", "checkpoint", "config")
+NAMES = ("idx", "cifar-binary", "cifar-python", "zip", "npz", "images", "tar", "checkpoint", "config", "json")
 # Watched for coverage, whole packages only; of torch and numpy, which are too large for that, see `fuzz_one`.
 INSTRUMENTED = ["protoseam", "zipfile", "tarfile", "gzip", "pickletools", "PIL", "yaml"]
 TIMEOUT_SECONDS, MEMORY_MB, MAX_BYTES = 20, 2048, 32768

@@ -41,6 +41,7 @@ from PIL import Image
 
 from protoseam.data.archives import extract, open_tree
 from protoseam.data.arrays import FOLDER_FILES, read_array_folder, read_npz
+from protoseam.data.cache import quick_damage
 from protoseam.data.dataset import check
 from protoseam.data.images import read_image_folder
 from protoseam.data.loading import load
@@ -54,7 +55,11 @@ from protoseam.data.readers import (
 from protoseam.data.trees import Tree
 from protoseam.engine import checkpoint
 from protoseam.engine.config import RunConfig, to_dict
+from protoseam.engine.rundata import RunData
 from protoseam.engine.rundir import RunDirectory
+from protoseam.experiments import reporting
+from protoseam.experiments.plans import PLANS, QUICK
+from protoseam.experiments.study import read_study
 
 Target = Callable[[bytes, Path], None]
 _RNG = np.random.default_rng(0)
@@ -386,6 +391,59 @@ def config_seeds() -> list[bytes]:
     return [whole, tags, b"epochs: 3\nlift: {dim: 4, floor: auto}\n"]
 
 
+_ROW = {
+    "test_accuracy": 0.5,
+    "epochs": QUICK.epochs or 1,
+    "config": to_dict(PLANS["table1"](QUICK)[0][1]),
+    "metrics": [{"epoch": 1, "loss": {"total": 1.0}, "validation_accuracy": 0.5, "audit": {"risk": 1.0}}],
+}
+_JSON: tuple[tuple[str, Callable[[Path], object], dict[str, object]], ...] = (
+    (
+        "summary.json",
+        lambda box: RunDirectory(box).read_summary(),
+        {**{k: _ROW[k] for k in ("test_accuracy", "epochs", "config")}, "validation_accuracy": None}
+        | {"seconds": 1.5, "parameters": 10, "classes": ["a", "b"]},
+    ),
+    ("metrics.jsonl", lambda box: RunDirectory(box).read_metrics(), _ROW["metrics"][0]),
+    (
+        "env.json",
+        lambda box: RunDirectory(box).read_environment(),
+        {"torch": "2", "resumed": [{"a": 1}]},
+    ),
+    (
+        "data.json",
+        RunData.read,
+        {"path": None, "root": "/x", "classes": ["a", "b"], "sample_shape": [1, 8, 8], "train": [9, "f"]}
+        | {"test": [], "mean": [0.5], "std": [0.25]},
+    ),
+    (
+        "manifest.json",
+        quick_damage,
+        {"reader": 1, "files": {f: {"bytes": 1, "sha256": ""} for f in FOLDER_FILES}},
+    ),
+    (f"{PLANS['table1'](QUICK)[0][0]}.json", lambda box: _reported(box), _ROW),
+)
+
+
+def _reported(box: Path) -> None:
+    runs = read_study(box)
+    for part in reporting.PARTS:
+        reporting.part_tables(part, runs, QUICK)
+    reporting.index(runs, QUICK)
+
+
+def json_files(data: bytes, box: Path) -> None:
+    """The bytes as one of the JSON files that a run or a study keeps."""
+    choice, data = _split(data)
+    name, read, _ = _JSON[choice % len(_JSON)]
+    (box / name).write_bytes(data)
+    read(box)
+
+
+def json_seeds() -> list[bytes]:
+    return [bytes([i]) + json.dumps(value).encode() for i, (_, _, value) in enumerate(_JSON)]
+
+
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "idx": (idx, idx_seeds),
     "cifar-binary": (cifar_binary, cifar_binary_seeds),
@@ -396,6 +454,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "tar": (tar_archive, tar_seeds),
     "checkpoint": (run_checkpoint, checkpoint_seeds),
     "config": (config, config_seeds),
+    "json": (json_files, json_seeds),
 }
 
 

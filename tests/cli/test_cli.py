@@ -202,7 +202,7 @@ def test_help_does_not_wait_for_torch() -> None:
         (["train", "--seeds", "a", "b"], "seeds must be whole numbers, as in --seeds 42 43, got a"),
         (["train", "--data", ""], "data is empty: name a data set, or a path"),
         (["train", "--variants", "[baseline,foo]"], "there is no variant 'foo'"),
-        (["train", "--optim.warmup_epochs", "-1"], "optim.warmup_epochs cannot be negative"),
+        (["train", "--optim.warmup_epochs", "-1"], "optim.warmup_epochs must be a number from 0 on, got -1"),
         (["train", "--resume", "run", "--epochs", "9"], "leave out --epochs"),
         (["sweep", "--report-only", "--out", "nothing"], "there is no sweep in nothing"),
         (["reproduce", "table1", "--pack", "0"], "--pack must be at least 1, got 0"),

@@ -260,6 +260,7 @@ def test_a_resumed_run_is_the_run(images: ArrayDataset) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @pytest.mark.parametrize(
     "covariance", [ps.ExactCovariance(), ps.RunningCovariance(), ps.IsotropicCovariance()]
 )

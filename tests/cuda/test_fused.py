@@ -72,7 +72,8 @@ def step(model: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def error(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).norm() / b.double().norm())
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).norm() / b.norm())
 
 
 @pytest.fixture(autouse=True)

@@ -259,3 +259,10 @@ def test_fuzz_archives(tmp_path: Path, kind: str, data: st.DataObject) -> None:
         assert set(tree.names()) >= set(dict(tree.read(lambda name: True)))
     except ProtoSeamError as error:
         assert str(path) in str(error)  # noqa: PT017  any other exception fails the test
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"])
+def test_every_kind_of_tar_is_read(suffix: str, tmp_path: Path) -> None:
+    kind = {".tar": "", ".tgz": "gz"}.get(suffix, suffix.rpartition(".")[2])
+    archive = write_tar(tmp_path / f"a{suffix}", {"a/1": b"one"}, f"w:{kind}")
+    assert dict(open_tree(archive).read(lambda name: True)) == {"a/1": b"one"}

@@ -190,7 +190,7 @@ def test_a_loaded_state_brings_its_learning_rates() -> None:
     one, other = Run(SMALL, load("digits")), Run(SMALL, load("digits"))
     one.slow_down(0.5)
     other.load_state(one.state())
-    assert other.rates == one.rates
+    assert torch.equal(other.rates, one.rates)
     assert torch.equal(other.step.rates, one.step.rates)
 
 

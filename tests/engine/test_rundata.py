@@ -224,5 +224,5 @@ def test_a_damaged_record_is_named(here: Path, damage: dict[str, object]) -> Non
     train(CONFIG, here / "run", quiet=True)
     file = here / "run" / "data.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
-    with pytest.raises(StorageError, match=rf"data\.json has no usable {next(iter(damage))}: remove it"):
+    with pytest.raises(StorageError, match=rf"data\.json: {next(iter(damage))} is .*, and must be"):
         evaluate(here / "run")

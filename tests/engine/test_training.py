@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_the_step_is_ordinary_sgd() -> None:
     batch = run.data.batch_size
     for i in range(run.data.steps):
         x, y = run.data.x[i * batch : (i + 1) * batch], run.data.y[i * batch : (i + 1) * batch]
-        optimizer.param_groups[0]["lr"] = run.rates[i]
+        optimizer.param_groups[0]["lr"] = float(run.rates[i])
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -221,15 +222,36 @@ def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:
     assert [where["torch"] for where in kept["resumed"]] == [torch.__version__]
 
 
+def test_another_number_of_threads_is_named_on_resume(tmp_path: Path) -> None:
+    with pytest.raises(session.Interrupted):
+        session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=0.0)
+    torch.set_num_threads(2)
+    try:
+        with pytest.warns(session.ResumeWarning, match=r"bit-identically: threads: was 1, is 2$"):
+            session.resume(tmp_path / "run", quiet=True)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("part", ["cpu", "processes"])
+def test_another_processor_is_named_on_resume(part: str, tmp_path: Path) -> None:
+    with pytest.raises(session.Interrupted):
+        session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=0.0)
+    path = tmp_path / "run" / "env.json"
+    there = json.loads(path.read_text())
+    here = there.pop(part)
+    path.write_text(json.dumps(there))  # as one of an earlier version has it
+    with pytest.warns(session.ResumeWarning, match=re.escape(f"{part}: was not recorded, is {here}")):
+        session.resume(tmp_path / "run", quiet=True)
+
+
 def test_metrics_that_cannot_be_read_are_named_on_resume(tmp_path: Path) -> None:
     out = tmp_path / "run"
     session.train(SMALL, out, quiet=True)
     (out / "summary.json").unlink()
     lines = (out / "metrics.jsonl").read_text().splitlines()
     (out / "metrics.jsonl").write_text("\n".join([lines[0], "", *lines[2:]]) + "\n")
-    with pytest.warns(
-        session.ResumeWarning, match=f"the lines of 3 epochs, from 2 to {SMALL.epochs}, cannot be read"
-    ):
+    with pytest.warns(session.ResumeWarning, match="the lines of 1 epochs, between 2 and 2, cannot be read"):
         session.resume(out, quiet=True)
 
 

@@ -258,7 +258,9 @@ def test_a_file_that_is_no_finished_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cut\.json cannot be read as JSON"):
         study.read_study(tmp_path)
     (tmp_path / "cut.json").write_text('{"epochs": 2, "config": {}, "metrics": []}')
-    with pytest.raises(ConfigError, match="it has no metrics, test_accuracy: move"):
+    with pytest.raises(
+        StorageError, match=r"no finished run, test_accuracy is missing, and must be a number"
+    ):
         study.read_study(tmp_path)
 
 
@@ -286,7 +288,8 @@ def test_a_worker_may_die_between_the_last_epoch_the_results_and_their_file(tmp_
     (work / "summary.json").unlink()  # the last checkpoint is there, the results are not
     leftover = tmp_path / "unfinished" / "baseline-2"
     leftover.mkdir()
-    kept = {"test_accuracy": 0.5, "epochs": 3, "config": {}, "metrics": [{}]}
+    metrics = [{"epoch": 3, "loss": {"total": 1.0}, "validation_accuracy": None}]
+    kept = {"test_accuracy": 0.5, "epochs": 3, "config": {}, "metrics": metrics}
     (tmp_path / "baseline-2.json").write_text(json.dumps(kept))  # not yet cleared up
     assert study.run_study(PLAN[:2], tmp_path, quiet=True)
     found = study.read_study(tmp_path)

@@ -7,6 +7,7 @@ import json
 import sqlite3
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from small_sweep import BASE, silence
 from protoseam.engine import session
 from protoseam.engine.config import RunConfig
 from protoseam.engine.rundir import RunDirectory
-from protoseam.experiments import sweep, sweep_queue
+from protoseam.experiments import sweep, sweep_queue, sweep_report
 from protoseam.experiments.space import Choice
 from protoseam.experiments.sweep_queue import Queue, SweepError, open_queue, open_storage
 
@@ -263,3 +264,35 @@ def test_a_retried_trial_keeps_the_point_the_sampler_chose(tmp_path: Path) -> No
     assert retried is not None
     assert retried.number != first.number
     assert retried.suggest_float("x", 0, 1) == chosen
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@host:port/db",
+        "s3cret",
+        "://me:s3cret@host",
+        "foo://me:s3cret@host/db?p=s3cret",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    with pytest.raises(SweepError, match="cannot use the storage") as caught:
+        open_storage(url, heartbeat=60)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_worker_is_given_up_after_three_heartbeats(tmp_path: Path) -> None:
+    storage = open_storage(f"sqlite:///{tmp_path / 'db'}", heartbeat=60)
+    assert (storage.heartbeat_interval, storage.grace_period) == (60, 180)
+
+
+def test_of_equal_trials_the_first_of_the_grid_is_best() -> None:
+    values = {0: 0.5, 1: 0.9, 2: 0.9, 3: None}
+    finished = {
+        slot: SimpleNamespace(value=v, params={"x": slot}, user_attrs={}) for slot, v in values.items()
+    }
+    points = [{"x": slot} for slot in range(5)]
+    search = SimpleNamespace(queue=SimpleNamespace(finished=lambda: finished, points=points))
+    rows = sweep_report.collect(search)
+    assert [row["trial"] for row in rows] == [1, 2, 0, 3, 4]
+    assert [row["state"] for row in rows] == ["done", "done", "done", "diverged", "missing"]

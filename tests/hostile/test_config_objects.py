@@ -92,7 +92,7 @@ def test_a_billion_laughs_take_no_memory() -> None:
         ("variant: lifted", "variant must be baseline or unlifted or protoseam, got 'lifted'"),
         ("lift: {floor: none}", "lift.floor must be a number or auto, got 'none'"),
         ("optim: 3", "optim must be a table of settings, got 3"),
-        ("data_root: 3", "data_root must be text or null, got 3"),
+        ("data_root: 3", "data_root must be printable text or null, got 3"),
         ("model_options: {1: 2}", "model_options must be a table of settings"),
         ("1: 2", "unknown setting 1"),
     ],

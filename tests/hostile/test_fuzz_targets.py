@@ -14,7 +14,7 @@ import pytest
 from protoseam.errors import ProtoSeamError
 
 TORTURE = Path(__file__).resolve().parents[2] / "torture"
-NAMES = ("idx", "cifar-binary", "cifar-python", "zip", "npz", "images", "tar", "checkpoint", "config")
+NAMES = ("idx", "cifar-binary", "cifar-python", "zip", "npz", "images", "tar", "checkpoint", "config", "json")
 TRIES = 60
 
 

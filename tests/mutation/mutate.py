@@ -75,7 +75,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[ast.AST], object]]]:
                 yield f"removed: {first}", lambda n, i=i: n.body.__setitem__(i, ast.Pass())
 
 
-def _ignored(tree: ast.Module) -> set[int]:
+def ignored(tree: ast.Module) -> set[int]:
     """Nodes without a behaviour: docstrings, annotations, __all__, type aliases, the words of messages."""
     roots: list[ast.AST] = []
     for node in ast.walk(tree):
@@ -92,9 +92,9 @@ def _ignored(tree: ast.Module) -> set[int]:
 def mutants(source: str) -> Iterator[tuple[int, str, str]]:
     """(line, description, broken source)."""
     tree = ast.parse(source)
-    ignored = _ignored(tree)
+    skipped = ignored(tree)
     for index, node in enumerate(ast.walk(tree)):
-        for description, change in changes(node) if id(node) not in ignored else ():
+        for description, change in changes(node) if id(node) not in skipped else ():
             broken = copy.deepcopy(tree)
             change(list(ast.walk(broken))[index])
             yield getattr(node, "lineno", 0), description, ast.unparse(ast.fix_missing_locations(broken))

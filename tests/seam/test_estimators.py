@@ -170,7 +170,10 @@ def test_running_automatic_floor_compares_halves_of_each_class(structure: Struct
     found = covariance.refresh(None, None, None)
     halves = [covariance._moments(half) for half in (0, 1)]
     # within a batch of 8 a class has rows c and c + 4; the step decides which of them is the first half's
-    first = torch.tensor([8 * b + c + 4 * (b % 2) for b in range(5) for c in range(CLASSES)])
+    starts = [(b * 2654435769 % 2**32) // 2**31 for b in range(5)]
+    first = torch.tensor(
+        [8 * b + c + 4 * (start % 2) for b, start in enumerate(starts) for c in range(CLASSES)]
+    )
     second = torch.tensor([row for row in range(40) if row not in first.tolist()])
     assert [half.count_C.tolist() for half in halves] == [[5.0] * CLASSES] * 2
     parts = [normalise_scatter(half.count_C, half.scatter) for half in halves]
@@ -192,8 +195,29 @@ def test_running_halves_of_balanced_batches(in_batch: int) -> None:
     for _ in range(20):
         y = torch.arange(CLASSES).repeat(in_batch)
         covariance.observe(torch.randn(len(y), DIM), y)
-    assert torch.equal(covariance.count_C_0, covariance.count_C_1)
-    assert covariance.count_C_0.tolist() == [10.0 * in_batch] * CLASSES
+    assert (covariance.count_C_0 + covariance.count_C_1).tolist() == [20.0 * in_batch] * CLASSES
+    assert (covariance.count_C_0 - covariance.count_C_1).abs().max() <= 4
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("batch", [1, 2, 3, 8])
+@pytest.mark.parametrize("in_turn", [True, False], ids=["classes in turn", "classes at random"])
+def test_running_halves_get_samples_whatever_the_batch(
+    structure: Structure, batch: int, in_turn: bool
+) -> None:
+    """True Σ = I, 250 samples a class: ε̄ is about that of 125 against 125 however they come."""
+    covariance = bound(ps.RunningCovariance("auto", structure, window=10**6, mean_window=10**6))
+    y = torch.arange(250 * CLASSES) % CLASSES
+    y = y if in_turn else y[torch.randperm(len(y))]
+    z = torch.randn(len(y), DIM)
+    for rows in torch.arange(len(y)).split(batch):
+        covariance.observe(z[rows], y[rows])
+    share = covariance.count_C_0 / (covariance.count_C_0 + covariance.count_C_1)
+    assert share.sub(0.5).abs().max() < 0.25  # of three samples two go to the first half
+    whole = bound(ps.RunningCovariance("auto", structure, window=10**6, mean_window=10**6))
+    whole.observe(z, y)  # in one batch every other sample of a class goes to the first half
+    found, expected = (c.refresh(None, None, None).floor.item() for c in (covariance, whole))
+    assert expected / 1.7 < found < 1.7 * expected
 
 
 @pytest.mark.parametrize(("dim", "expected"), [(3, 256.0), (32, 256.0), (64, 512.0)])

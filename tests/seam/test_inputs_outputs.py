@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -113,3 +114,29 @@ def test_the_deployed_network_can_be_traced_before_it_is_deployed() -> None:
     net = lifted().eval()
     traced = torch.fx.symbolic_trace(net, concrete_args={"y": None, "generator": None})
     assert torch.equal(traced(X), net(X))
+
+
+@pytest.mark.parametrize(("pure", "warns"), [(2, False), (3, True), (4, True)])
+def test_batches_of_one_class_are_warned_about_when_they_are_most(pure: int, warns: bool) -> None:
+    net = ps.lift(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)), dim=2)
+    labels = [torch.full((8,), c) for c in range(pure)] + [torch.arange(8) % 4] * (4 - pure)
+    loader = [(torch.randn(8, 4), y) for y in labels]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net.initialize(loader)
+    assert any("most batches hold one class only" in str(w.message) for w in caught) == warns
+
+
+def test_inputs_of_two_sizes_are_named_in_a_pass() -> None:
+    net = lifted()
+    x, y = DATA[0]
+    with pytest.raises(
+        ValueError, match=r"took inputs of shape .* but fails on .*: bring all of them to one size"
+    ):
+        net.initialize([(x, y), (x[:, :-1], y)])
+
+
+@pytest.mark.parametrize("scale", [-0.1, float("inf"), float("nan")])
+def test_the_weight_of_the_repulsion_is_finite(scale: float) -> None:
+    with pytest.raises(ValueError, match="repulsion_scale must be 0 or more"):
+        lifted(repulsion_scale=scale)

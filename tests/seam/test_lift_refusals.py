@@ -142,8 +142,74 @@ def test_layers_that_do_not_exist() -> None:
 
 
 def test_no_linear_to_lift() -> None:
-    with pytest.raises(ValueError, match=r"Sequential has no nn\.Linear to lift.*ps\.split"):
-        ps.lift(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()))
+    model, x = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 5, 6), nn.Flatten()), torch.randn(2, 1, 8, 8)
+    with pytest.raises(ValueError, match=r"Sequential has no nn\.Linear to lift.*") as caught:
+        ps.lift(model)
+    # the advice works as it is printed, but for the layer's name
+    assert "ps.lift(model, at='layer name', probe=x)" in str(caught.value)
+    assert ps.lift(model, at="0", probe=x)(x).shape == (2, 5)
+    assert "ps.lift((n1, n2), probe=x)" in str(caught.value)
+    assert ps.lift((model[:1], model[1:]), probe=x)(x).shape == (2, 5)
+
+
+@pytest.mark.parametrize("at", [None, "2"])
+def test_a_model_without_values_is_refused(at: str | None) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"'0\.weight' of Sequential is on the meta device"):
+        ps.lift(model, at=at)
+    with pytest.raises(ValueError, match="is on the meta device"):
+        ps.lift((model[:1], model[1:]))
+
+
+@pytest.mark.parametrize("index", [torch.arange(12), torch.arange(12.0)])
+def test_batches_that_begin_with_an_index_are_refused(index: torch.Tensor) -> None:
+    net = ps.lift(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), dim=2)
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    with pytest.raises(TypeError, match=r"begin with \(inputs, labels\), .* an index"):
+        net.initialize([(index, x, y)])
+    net.initialize([(x, y, index)])  # what follows the labels is nobody's business
+
+
+_ONE_SIDED = ["ReLU", "ReLU6", "Sigmoid", "Hardsigmoid", "Softplus", "Softmax", "Threshold"]
+_ONE_SIDED += ["GELU", "SiLU", "Hardswish", "Mish"]
+
+
+@pytest.mark.parametrize("name", _ONE_SIDED)
+def test_every_one_sided_activation_before_the_seam_is_refused(name: str) -> None:
+    tail = getattr(nn, name)(*{"Softmax": (1,), "Threshold": (0.0, 0.0)}.get(name, ()))
+    with pytest.raises(ValueError, match=name):
+        ps.lift((nn.Sequential(nn.Linear(4, 8), tail), nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("name", ["relu6", "hardsigmoid", "softplus", "gelu", "silu", "hardswish", "mish"])
+def test_every_one_sided_function_before_the_seam_is_refused(name: str) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(nn.functional, name)(self.fc(x))
+
+    with pytest.raises(ValueError, match=name):
+        ps.lift((Half(), nn.Linear(8, 3)))
+
+
+def test_an_activation_behind_a_layer_that_cannot_be_traced_is_seen() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(ValueError, match="ReLU"):
+        ps.lift((nn.Sequential(nn.Linear(4, 8), Odd(), nn.ReLU()), nn.Linear(8, 3)), dim=8, num_classes=3)
+
+
+def test_a_hook_before_the_last_layer_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    model[2].register_forward_pre_hook(lambda module, inputs: None)
+    with pytest.warns(ps.SeamWarning, match="Lost with it: its hooks"):
+        ps.lift(model)
 
 
 def test_another_class_count() -> None:

@@ -45,12 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from protoseam.data.links import refuse_link
     from protoseam.engine.files import explain_os_error, write_json
     from protoseam.experiments.audit import audit_run
 
     report = audit_run(args.run, split=args.split, device=args.device, seed=args.seed)
     out = args.run / "audit" if args.out is None else args.out
     with explain_os_error("the audit", out, going_on=""):
+        if args.out is None:  # in a folder that may be a stranger's
+            refuse_link(out)
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "audit.json", report)
     if args.json:

@@ -66,9 +66,10 @@ def _list(root: Path, as_json: bool) -> int:
         print(json.dumps({"root": str(root), "data_sets": rows}, indent=2, ensure_ascii=False))
         return 0
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"Data sets under {root}", title_justify="left")
+    table = Table(title=f"Data sets under {escape(str(root))}", title_justify="left")
     for heading in ("name", "classes", "train", "test", "image", "on disk", "download"):
         right = heading in ("classes", "train", "test", "download")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
@@ -183,11 +184,12 @@ def _sentence(dataset: ArrayDataset) -> str:
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Our own warnings read as lines of text here, without the source line Python would quote."""
+    from protoseam.data.names import for_terminal
     from protoseam.errors import DataWarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if issubclass(category, DataWarning):
-            print(f"warning: {message}", file=sys.stderr)
+            print(f"warning: {for_terminal(str(message))}", file=sys.stderr)
         else:
             original(message, category, *rest, **more)
 

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )
     from protoseam.cli.options import one_thread  # after the first words, because it takes a second
+    from protoseam.engine.files import write_atomically
     from protoseam.experiments import demo
 
     one_thread()
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     with (_Bar if console.is_terminal else _Lines)(console, total) as watcher:
         results, net, data = demo.run(args.seeds, args.epochs, watcher)
     files = [args.out / "results.json"]
-    files[0].write_text(json.dumps(results, indent=1) + "\n")
+    write_atomically(files[0], (json.dumps(results, indent=1) + "\n").encode())
     try:
         from protoseam.experiments.clusters import save_clusters
 

@@ -57,11 +57,14 @@ def _help() -> None:
 
 def _dispatch(verb: str, rest: list[str]) -> int:
     from protoseam.cli.options import spelled
+    from protoseam.data.names import for_terminal
     from protoseam.errors import ProtoSeamError
 
     module = importlib.import_module(f"protoseam.cli.{verb}")
     plain = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"protoseam {verb}: warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"protoseam {verb}: warning: {for_terminal(str(message))}\n"
+    )
     try:
         if hasattr(module, "main"):
             status = int(module.main(rest))
@@ -72,7 +75,7 @@ def _dispatch(verb: str, rest: list[str]) -> int:
         sys.stdout.flush()  # here, where a pipe that is closed is understood
         return status
     except ProtoSeamError as error:
-        print(f"protoseam {verb}: {error}", file=sys.stderr)
+        print(f"protoseam {verb}: {for_terminal(str(error))}", file=sys.stderr)
         return 130 if getattr(error, "by_user", False) else 1
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
@@ -81,7 +84,9 @@ def _dispatch(verb: str, rest: list[str]) -> int:
         if error.filename is None:
             raise
         print(
-            f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or mend this one",
+            for_terminal(
+                f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or mend this one"
+            ),
             file=sys.stderr,
         )
         return 1

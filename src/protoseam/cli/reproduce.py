@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    from protoseam.data.links import refuse_links
     from protoseam.experiments import reporting
     from protoseam.experiments.study import read_study
 
@@ -105,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    refuse_links(out)
     read_study(out)  # a file that is no run is better known of before training than after
     sound = args.table_only or _train(args, parts, scope, out)
     runs = read_study(out)
@@ -144,6 +146,7 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
     """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
     from protoseam.cli.options import budget_seconds, one_thread
+    from protoseam.data.names import for_terminal
     from protoseam.engine.session import Interrupted
     from protoseam.errors import ProtoSeamError
     from protoseam.experiments.reporting import TOY
@@ -169,7 +172,7 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
             except Interrupted:
                 raise
             except ProtoSeamError as error:  # the rest may well be possible
-                print(f"protoseam reproduce {part}: {error}", file=sys.stderr)
+                print(for_terminal(f"protoseam reproduce {part}: {error}"), file=sys.stderr)
                 sound = False
         if TOY in parts and time.monotonic() < deadline:
             _simulate_toy(out, scope)

@@ -16,7 +16,7 @@ from protoseam.cli.options import (
     spare_threads,
     spelled,
 )
-from protoseam.cli.train import Parser, find_recipe, flatten, vet_config_files
+from protoseam.cli.train import Parser, find_recipe, flatten, refuse_clock_numbers, vet_config_files
 from protoseam.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def main(argv: list[str]) -> int:
     from protoseam.experiments.sweep import run_sweep
 
     vet_config_files(argv, _OWN)
+    refuse_clock_numbers(argv)
     parser = build_parser(find_recipe(argv))
     values = parser.parse_args(spelled(argv, parser)).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
@@ -165,6 +166,7 @@ def _variants(config: RunConfig, values: dict[str, Any]) -> list[Variant]:
 
 
 def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path) -> list[Search]:
+    from protoseam.data.links import refuse_links
     from protoseam.experiments.sweep import plan_search
     from protoseam.experiments.sweep_queue import open_storage
 
@@ -176,6 +178,7 @@ def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path
             f"--out {out}: ?, # and % mean something in a database's address; choose another place"
         )
     out.mkdir(parents=True, exist_ok=True)
+    refuse_links(out)
     url = values["storage"] or f"sqlite:///{database}"
     storage = open_storage(url, values["heartbeat"])
     name = values["name"] or out.resolve().name

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ import jsonargparse
 from protoseam.cli.options import at_least_one, budget_seconds, known_variants, spare_threads, spelled
 from protoseam.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
 
-__all__ = ["Parser", "find_recipe", "flatten", "main", "vet_config_files"]
+__all__ = ["Parser", "find_recipe", "flatten", "main", "refuse_clock_numbers", "vet_config_files"]
 
 _OWN = {
     "config",
@@ -30,6 +31,8 @@ _OWN = {
     "quiet",
     "print_config",
 }
+
+_WORDS = ("--config", "--recipe", "--resume", "--out", "--data", "--data_root", "--name", "--storage")
 
 
 _LISTS = {
@@ -112,6 +115,26 @@ def find_recipe(argv: list[str]) -> dict[str, Any] | None:
     return None
 
 
+def _nested(settings: dict[str, Any]) -> dict[str, Any]:
+    """Dotted names (optim.lr), which jsonargparse knows, as the tables they stand for."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        part, dot, last = str(name).partition(".")
+        if dot and isinstance(nested.setdefault(part, {}), dict):
+            nested[part] = nested[part] | {last: value}
+        else:
+            nested[name] = value
+    return nested
+
+
+def refuse_clock_numbers(argv: list[str]) -> None:
+    """Refuse ``--epochs=1:30``, which jsonargparse reads as YAML 1.1 does: 90."""
+    for before, word in pairwise(["", *argv]):
+        name, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if equals and name not in _WORDS and re.fullmatch(r"[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?", value):
+            raise ConfigError(f"{name} {value} is not a number: write it without a colon")
+
+
 def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
     """Refuse what is more than plain settings before jsonargparse, which would go further, looks at it."""
     for i, word in enumerate(argv):
@@ -124,21 +147,21 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
             raise ConfigError(f"--config {given:.200}: there is no such file")
         try:
             settings = parse_yaml(Path(given).read_bytes() if Path(given).is_file() else given.encode())
-            # dotted names (optim.lr) and the command's own are jsonargparse's
-            from_dict(
-                {name: value for name, value in settings.items() if name not in own and "." not in name}
-            )
+            from_dict(_nested({name: value for name, value in settings.items() if name not in own}))
         except (ConfigError, OSError) as error:
             raise ConfigError(f"--config {given:.200}: {error}") from error
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.data.links import refuse_link
+    from protoseam.data.names import for_terminal
     from protoseam.engine.rundir import RunDirectory
     from protoseam.engine.session import resume, train_packed
     from protoseam.engine.trainer import DivergedError
     from protoseam.seam.guards import SeamError
 
     vet_config_files(argv)
+    refuse_clock_numbers(argv)
     parser = build_parser(find_recipe(argv))
     argv = _listed(spelled(argv, parser))
     values = parser.parse_args(argv).as_dict()
@@ -154,6 +177,8 @@ def main(argv: list[str]) -> int:
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
     spare_threads(config)
     runs = _expand(config, values)
+    for _, out in runs if len(runs) > 1 else []:
+        refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
     pack = values["pack"]
     started = time.monotonic()
     status = 0
@@ -172,7 +197,7 @@ def main(argv: list[str]) -> int:
             if len(group) > 1:  # one of them has stopped them all: each alone, from where it was saved
                 groups[:0] = [[one] for one in group]
                 continue
-            print(f"protoseam train: {group[0][1]}: {error}", file=sys.stderr)
+            print(for_terminal(f"protoseam train: {group[0][1]}: {error}"), file=sys.stderr)
             status = 1  # the others may well come through
             continue
         _say(summaries, [out for _, out in group])
@@ -244,8 +269,9 @@ def _say(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks for all
         return
     for summary, out in zip(summaries, outs, strict=True):
+        accuracy = summary["test_accuracy"]
         print(
-            f"{out}: test accuracy {100 * summary['test_accuracy']:.2f} % "
+            f"{out}: {'no test data, ' if accuracy is None else f'test accuracy {100 * accuracy:.2f} % '}"
             f"after {summary['epochs']} epochs in {summary['seconds']:.0f} s",
             file=sys.stdout,
         )

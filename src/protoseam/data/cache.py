@@ -23,6 +23,7 @@ import numpy as np
 
 from protoseam.data.arrays import FOLDER_FILES, read_array_folder
 from protoseam.data.dataset import ArrayDataset
+from protoseam.data.links import refuse_link
 from protoseam.errors import DataError, DataWarning
 
 READER_VERSION = 1  # raise it when a reader starts to produce different arrays: old caches are then ignored
@@ -32,7 +33,7 @@ _FILES = (*FOLDER_FILES, "classes.txt")
 _STAGING = ".writing-"
 _STALE_SECONDS = 24 * 3600
 
-Stamp = Sequence[tuple[str, int, int]]  # name, bytes, mtime in ns of each source file
+Stamp = Sequence[tuple[str, int, str]]  # name, bytes and marks of each source file, see Tree.stamp
 
 
 def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset]) -> ArrayDataset:
@@ -72,7 +73,7 @@ def newest(root: Path, name: str) -> Path | None:
     """The latest whole cache of that name: the sources may have been deleted once they were decoded."""
     folders = sorted(
         (root / "cache").glob(f"{_file_name(name)}-" + "[0-9a-f]" * 16),
-        key=lambda folder: folder.stat().st_mtime,
+        key=lambda folder: folder.lstat().st_mtime,
         reverse=True,
     )
     return next((folder for folder in folders if quick_damage(folder) is None), None)
@@ -80,13 +81,16 @@ def newest(root: Path, name: str) -> Path | None:
 
 def quick_damage(folder: Path) -> str | None:
     """What is visibly wrong with a cache, without reading its arrays; None if nothing is."""
+    for path in (folder, *(folder / file for file in (*_FILES, _MANIFEST))):
+        if path.is_symlink():
+            return f"{path.name} is a link"
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["reader"] != READER_VERSION:
             return f"written by reader version {manifest['reader']}, now {READER_VERSION}"
         sizes = {file: int(manifest["files"][file]["bytes"]) for file in _FILES}
         _ = [str(manifest["files"][file]["sha256"]) for file in _FILES]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         return f"{_MANIFEST} cannot be read: {type(error).__name__}"
     for file, size in sizes.items():
         path = folder / file
@@ -115,6 +119,7 @@ def sha256_of(path: Path) -> str:
 
 def discard(folder: Path) -> None:
     """Remove a cache; moved aside first, so that a reader never meets half of one."""
+    refuse_link(folder.parent)
     aside = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
     try:
         os.rename(folder, aside / "old")
@@ -123,6 +128,7 @@ def discard(folder: Path) -> None:
 
 
 def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
+    refuse_link(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder.parent)
     staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
@@ -145,7 +151,7 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
             sync(staging / file)
         sync(staging)
         staging.chmod(0o755)  # mkdtemp keeps others out, which would make a shared root useless to them
-        if folder.exists() and quick_damage(folder) is not None:
+        if (folder.exists() or folder.is_symlink()) and quick_damage(folder) is not None:
             discard(folder)
         try:
             os.rename(staging, folder)
@@ -171,7 +177,7 @@ def sync(path: Path) -> None:
 def _sweep(parent: Path) -> None:
     """Remove what killed processes left behind; anything younger than a day may still be being written."""
     for leftover in parent.glob(f"{_STAGING}*"):
-        if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
+        if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
             shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protoseam.data.names import refuse_unprintable
 from protoseam.errors import DataError, DataWarning
 
 _CHUNK_ROWS = 4096
@@ -27,6 +28,9 @@ class ArrayDataset:
     test_images: NDArray[Any]
     test_labels: NDArray[np.int64]
     classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        refuse_unprintable(self.name, self.classes)  # whatever file they were read from
 
     @property
     def num_classes(self) -> int:

@@ -21,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 
 from protoseam.data.cache import sha256_of
 from protoseam.data.catalog import SourceFile
+from protoseam.data.links import refuse_link
 from protoseam.errors import DataError
 
 _CHUNK = 2**18
@@ -98,6 +99,7 @@ def download(
     policy.require(file.url)
     _make_room(folder, file)
     part = folder / f"{file.name}.part"
+    refuse_link(part)
     opener = urllib.request.build_opener(_CheckedRedirects(policy))
     for attempt in range(_ATTEMPTS):
         resumed = part.exists() and part.stat().st_size > 0

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protoseam.data.dataset import ArrayDataset
+from protoseam.data.names import refuse_unprintable
 from protoseam.data.split import stratified_split
 from protoseam.data.trees import FolderTree, Tree
 from protoseam.errors import DataError, DataWarning
@@ -165,9 +166,7 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
         [folder.removeprefix(prefix) for folder in folders if folder.startswith(prefix)],
     )
     classes = tuple(sorted({label for label, _ in (*train, *test)} | set(empty)))
-    if unprintable := [label for label in classes if not label.isprintable()]:
-        raise DataError(f"{tree.path}: the class folder {unprintable[0]!r} has a name that cannot be printed")
-
+    refuse_unprintable(str(tree.path), classes)
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for label, _ in (*train, *test)], dtype=np.int64)
     place = {prefix + file: row for row, (_, file) in enumerate((*train, *test))}
@@ -299,7 +298,7 @@ def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> Ar
 
 
 def _number(file: str) -> int:
-    return int((re.findall(r"\d+", file) or ["0"])[-1])
+    return int((re.findall(r"\d+", file) or ["0"])[-1][-18:])  # Python refuses to read thousands of digits
 
 
 def _common_folder(files: Sequence[str]) -> str:

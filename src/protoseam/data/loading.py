@@ -128,7 +128,9 @@ def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
     if located is None:
         raise DataError(_missing(entry, root))
     read, tree = READERS[located.source.format], located.tree
-    return cache.cached(root, entry.name, tree.stamp(), lambda: read(tree, entry.name, entry.classes))
+    return cache.cached(
+        root, entry.name, stamp_of(tree, located.source.format), lambda: read(tree, entry.name, entry.classes)
+    )
 
 
 def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
@@ -144,7 +146,11 @@ def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
 
 def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDataset:
     path = Path(given).expanduser()
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise DataError(f"{given:.200} cannot be read: {error.strerror or error}") from error
+    if not exists:
         close = difflib.get_close_matches(given.lower(), catalog.CATALOG, n=1)
         hint = f" Did you mean {close[0]}?" if close else ""
         raise DataError(
@@ -157,19 +163,28 @@ def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDa
     if path.is_dir() and (path / arrays.FOLDER_FILES[0]).is_file():
         return arrays.read_array_folder(path, name)
     tree = archives.open_tree(path)
-    kind = _format_of(tree)
-    stamp = list(tree.stamp())
+    kind = format_of(tree)
     if kind == "images":  # resized as they are decoded: only then may their sizes differ
-        stamp.append(("layout", images.LAYOUT_VERSION, 0))
-        if image_size is not None:
-            stamp.append(("image_size", image_size, 0))
         return cache.cached(
-            root, name, stamp, lambda: images.read_image_folder(tree, name, image_size=image_size)
+            root,
+            name,
+            stamp_of(tree, kind, image_size),
+            lambda: images.read_image_folder(tree, name, image_size=image_size),
         )
-    return cache.cached(root, name, stamp, lambda: READERS[kind](tree, name, ()))
+    return cache.cached(root, name, stamp_of(tree, kind), lambda: READERS[kind](tree, name, ()))
 
 
-def _format_of(tree: Tree) -> str:
+def stamp_of(tree: Tree, kind: str, image_size: int | None = None) -> cache.Stamp:
+    """What the decoded copy of a tree of that format depends on."""
+    stamp = list(tree.stamp())
+    if kind == "images":
+        stamp.append(("layout", images.LAYOUT_VERSION, ""))
+        if image_size is not None:
+            stamp.append(("image_size", image_size, ""))
+    return stamp
+
+
+def format_of(tree: Tree) -> str:
     """The format that the names of the files give away; images in class folders if none does."""
     last_names = {name.rsplit("/", 1)[-1] for name in tree.names()}
     if any(map(readers.idx_stem, last_names)):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from protoseam.errors import DataError
+
+_SAMPLED = 256  # files whose content is looked at before a decoded copy of the folder is trusted
+_ENDS = 32 * 1024
 
 
 class Tree(ABC):
@@ -24,10 +28,22 @@ class Tree(ABC):
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
         """The wanted files, in whatever order they are stored."""
 
-    def stamp(self) -> list[tuple[str, int, int]]:
-        """(name, bytes, mtime in ns) of what is on disk: if none changes, the content is taken as unchanged."""
-        info = self.path.stat()
-        return [(self.path.name, info.st_size, info.st_mtime_ns)]
+    def stamp(self) -> list[tuple[str, int, str]]:
+        """(name, bytes, marks) of what is on disk: if none changes, the content is taken as unchanged.
+
+        The last entry is the absolute path. The marks are the times of the last change of the content and of the
+        file's entry, which no program can set, and a digest of the content of up to 256 files, evenly spaced.
+        """
+        files = self._stats()
+        sampled = set(range(0, len(files), -(-len(files) // _SAMPLED) or 1))
+        marks = []
+        for i, (path, name, info) in enumerate(files):
+            digest = _digest_of_ends(path, info.st_size) if i in sampled else ""
+            marks.append((name, info.st_size, f"{info.st_mtime_ns} {info.st_ctime_ns} {digest}"))
+        return [*marks, (str(self.path.resolve()), 0, "")]
+
+    def _stats(self) -> list[tuple[Path, str, os.stat_result]]:
+        return [(self.path, self.path.name, self.path.stat())]
 
 
 class FolderTree(Tree):
@@ -56,8 +72,8 @@ class FolderTree(Tree):
                         f"{self.path / name} cannot be read: {error.strerror or error}"
                     ) from error
 
-    def stamp(self) -> list[tuple[str, int, int]]:
-        return [(name, info.st_size, info.st_mtime_ns) for name, info in self._files.items()]
+    def _stats(self) -> list[tuple[Path, str, os.stat_result]]:
+        return [(self.path / name, name, info) for name, info in self._files.items()]
 
     def _scan(self, below: str, above: frozenset[str]) -> None:
         here = self.path / below
@@ -77,6 +93,18 @@ class FolderTree(Tree):
                 self._scan(f"{name}/", above | {real})
             elif entry.is_file():  # a dangling link or a pipe is neither
                 self._files[name] = entry.stat()
+
+
+def _digest_of_ends(path: Path, size: int) -> str:
+    """SHA-256 of the first and the last 32 KiB."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.sha256(file.read(_ENDS))
+            file.seek(max(size - _ENDS, 0))
+            digest.update(file.read(_ENDS))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()
 
 
 def ignored(name: str) -> bool:

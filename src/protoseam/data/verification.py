@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protoseam.data import archives, cache, catalog
 from protoseam.data.dataset import ArrayDataset
-from protoseam.data.loading import load, locate, looks_like_path, path_name
+from protoseam.data.loading import format_of, load, locate, looks_like_path, path_name, stamp_of
 from protoseam.data.trees import Tree
 
 
@@ -37,15 +37,18 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
     entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
     findings: list[Finding] = []
     tree: Tree | None = None
+    kind = ""
     if entry is not None:
         located = locate(entry, root)
-        tree = located.tree if located else None
+        if located is not None:
+            tree, kind = located.tree, located.source.format
         findings += _sources(entry, root)
     elif path.is_dir() or path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
         tree = archives.open_tree(path)
+        kind = format_of(tree)
     folder = None
     if tree is not None:
-        folder = cache.folder_of(root, entry.name if entry else path_name(path), tree.stamp())
+        folder = cache.folder_of(root, entry.name if entry else path_name(path), stamp_of(tree, kind))
     elif entry is not None:
         folder = cache.newest(root, entry.name)
     if folder is not None and folder.exists():

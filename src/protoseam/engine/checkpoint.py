@@ -20,12 +20,15 @@ from typing import Any
 import torch
 
 from protoseam.data.cache import sha256_of, sync
-from protoseam.engine.files import explain_os_error
+from protoseam.data.links import refuse_link
+from protoseam.engine.bounded import Unbounded, load_bounded
+from protoseam.engine.files import explain_os_error, read_bounded
 from protoseam.errors import ProtoSeamError
 
 __all__ = ["CheckpointError", "CheckpointWarning", "latest", "save"]
 
 _FORMAT = 1
+_MOST_MANIFEST = 2**16
 _KEEP = 2  # the newest, and the one before it in case the newest turns out damaged
 
 
@@ -43,12 +46,15 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
     Those of later epochs go too: the run went back before them, and takes another way from here.
     """
     with explain_os_error("a checkpoint", folder):
+        refuse_link(folder)
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         target = folder / _name(epoch)
+        refuse_link(target)
         building = Path(tempfile.mkdtemp(dir=folder, prefix=".building-"))
         try:
             _write(building, epoch, state)
+            building.chmod(0o755)  # mkdtemp's 0700 would hide it from colleagues
             if target.exists():  # the same epoch again, after a resume from further back
                 shutil.rmtree(target)
             os.rename(building, target)
@@ -90,12 +96,17 @@ def _name(epoch: int) -> str:
     return f"epoch-{epoch:06d}"
 
 
-def latest(folder: Path, map_location: torch.device | str = "cpu") -> tuple[int, dict[str, Any]] | None:
-    """``(epoch, state)`` of the newest checkpoint that is whole, or None if there never was one."""
+def latest(
+    folder: Path, map_location: torch.device | str = "cpu", *, most_bytes: int | None = None
+) -> tuple[int, dict[str, Any]] | None:
+    """``(epoch, state)`` of the newest checkpoint that is whole, or None if there never was one.
+
+    ``most_bytes``: a larger file is not opened, as the run's settings imply a smaller one.
+    """
     found = _newest_first(folder)
     for path in found:
         try:
-            return _read(path, map_location)
+            return _read(path, map_location, most_bytes)
         except _Damaged as damage:
             warnings.warn(
                 f"checkpoint {path.name} is damaged ({damage}); using the one before it",
@@ -114,12 +125,12 @@ class _Damaged(Exception):
     pass
 
 
-def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, Any]]:
+def _read(path: Path, map_location: torch.device | str, most_bytes: int | None) -> tuple[int, dict[str, Any]]:
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads(read_bounded(path / "manifest.json", _MOST_MANIFEST))
         epoch, size, digest = int(manifest["epoch"]), int(manifest["size"]), str(manifest["sha256"])
         written = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise _Damaged(f"no readable manifest: {error}") from error
     if written != _FORMAT:
         raise _Damaged(f"its manifest speaks of format {written}, this version reads {_FORMAT}")
@@ -127,11 +138,15 @@ def _read(path: Path, map_location: torch.device | str) -> tuple[int, dict[str, 
     try:
         if state_path.stat().st_size != size:
             raise _Damaged(f"{state_path.stat().st_size} bytes instead of {size}")
+        if most_bytes is not None and size > most_bytes:
+            raise _Damaged(f"{size:,} bytes, while a state of this run has at most {most_bytes:,}")
         if sha256_of(state_path) != digest:
             raise _Damaged("its SHA-256 does not match")
-        state = torch.load(state_path, map_location=map_location, weights_only=True)
+        state = load_bounded(state_path, map_location)
     except _Damaged:
         raise
+    except Unbounded as error:
+        raise _Damaged(str(error)) from error
     except Exception as error:  # given a stranger's bytes, torch raises KeyError, AssertionError, anything
         raise _Damaged(_reason(error)) from error
     if path.name != _name(epoch) or not isinstance(state, dict):

@@ -23,6 +23,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
+_MOST_EPOCHS, _MOST_LIFTED = 10**6, 2**16
+_LARGEST = 1e300
 Variant = Literal["baseline", "unlifted", "protoseam"]
 
 
@@ -187,6 +189,8 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} must be at least {low}, got {value}")
+        if self.epochs > _MOST_EPOCHS:
+            raise ConfigError(f"epochs must be at most {_MOST_EPOCHS:,}, got {self.epochs}")
         if not self.data:
             raise ConfigError("data is empty: name a data set, or a path")
         if not 0 <= self.seed < 2**63:
@@ -200,8 +204,10 @@ class RunConfig:
             )
         if self.keep_embeddings < 0:
             raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
-        if not self.optim.warmup_epochs >= 0:
-            raise ConfigError(f"optim.warmup_epochs cannot be negative, got {self.optim.warmup_epochs}")
+        if not 0 <= self.optim.warmup_epochs < _LARGEST:
+            raise ConfigError(
+                f"optim.warmup_epochs must be a number from 0 on, got {self.optim.warmup_epochs}"
+            )
         if self.optim.lr is not None and not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
         if self.optim.clip is not None and not self.optim.clip > 0:
@@ -216,8 +222,8 @@ class RunConfig:
         self._check_mixing()
         for name in ("dim", "draws"):
             value = getattr(self.lift, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"lift.{name} must be at least 1, got {value}")
+            if value is not None and not 1 <= value <= _MOST_LIFTED:
+                raise ConfigError(f"lift.{name} must be at least 1 and at most {_MOST_LIFTED:,}, got {value}")
         if self.lift.seam_speed is not None and not 0 < self.lift.seam_speed < math.inf:
             raise ConfigError(f"lift.seam_speed must be positive, got {self.lift.seam_speed}")
         if self.lift.antithetic and self.lift.draws is not None and self.lift.draws % 2:
@@ -275,7 +281,9 @@ def resolved(config: RunConfig) -> RunConfig:
     draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
-    elif clip is None and not (bounded and config.variant == "protoseam"):  # bounded gradients need no second limit
+    elif clip is None and not (
+        bounded and config.variant == "protoseam"
+    ):  # bounded gradients need no second limit
         clip = _OWN_CLIP
     return dataclasses.replace(
         config,
@@ -307,13 +315,29 @@ def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) 
 
 @functools.cache
 def _dialect() -> tuple[Any, Any]:
-    """YAML's safe loader and dumper, for which 1e-3 is a number, as it is to everyone but YAML 1.1."""
+    """YAML's safe loader and dumper, with numbers as everyone but YAML 1.1 writes them.
+
+    1e-3 is one. 1:30, which would be 90, and 010, which would be 8, are words, and so refused where a number belongs.
+    """
     import yaml
 
-    number = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
+    numbers = {
+        "int": r"[-+]?(0|[1-9][0-9_]*)$",
+        "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|"
+        r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+    }
     kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
+    tags = {f"tag:yaml.org,2002:{kind}": re.compile(form) for kind, form in numbers.items()}
+    loader: Any = kinds[
+        0
+    ]  # the dumper keeps the old forms as well, so that it quotes words that look like them
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag not in tags]
+        for first, forms in loader.yaml_implicit_resolvers.items()
+    }
     for kind in kinds:
-        kind.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))  # type: ignore[attr-defined]
+        for tag, form in tags.items():
+            kind.add_implicit_resolver(tag, form, list("-+.0123456789"))  # type: ignore[attr-defined]
     return kinds
 
 
@@ -378,10 +402,11 @@ def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
         if key not in fields:
             close = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
-            raise ConfigError(f"unknown setting {prefix}{key}{hint}")
+            shown = key if str(key).isprintable() else repr(key)
+            raise ConfigError(f"unknown setting {prefix}{shown}{hint}")
     hints = typing.get_type_hints(kind)
     for key, value in values.items():
-        if not _fits(value, hints[key]):
+        if not (_fits(value, hints[key]) and _printable(value)):
             raise ConfigError(f"{prefix}{key} must be {_named(hints[key])}, got {value!r:.100}")
     return values
 
@@ -393,13 +418,22 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, one) for one in inside)
     if origin is Literal:
         return any(value == one and type(value) is type(one) for one in inside)
-    if hint is float:
-        return type(value) in (int, float)
+    if hint is float:  # no setting is infinite; comparing takes any int, math.isfinite does not
+        return type(value) in (int, float) and -_LARGEST < value < _LARGEST
     if hint in (int, bool):  # True is an int to Python, but nobody means one epoch by it
         return type(value) is hint
     if origin is dict:
         return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     return isinstance(value, hint)
+
+
+def _printable(value: Any) -> bool:
+    """Whether every word in a value can be shown on a terminal as it is."""
+    if isinstance(value, dict):
+        return all(map(_printable, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_printable, value))
+    return not isinstance(value, str) or value.isprintable()
 
 
 def described(name: str) -> str | None:
@@ -416,5 +450,11 @@ def _named(hint: Any) -> str:
         return " or ".join(map(_named, inside))
     if origin is Literal:
         return " or ".join(map(str, inside))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "printable text",
+        type(None): "null",
+    }
     return names.get(hint, "a table of settings")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.data.cache import sync
+from protoseam.data.links import refuse_link
 from protoseam.errors import ProtoSeamError
 
 __all__ = [
     "StorageError",
     "explain_os_error",
+    "read_bounded",
     "read_json",
     "write_atomically",
     "write_json",
 ]
+
+
+_MOST_JSON = 16 * 2**20  # a study's file of 200 epochs has 0.3 MB
 
 
 class StorageError(ProtoSeamError, OSError):
@@ -37,7 +43,7 @@ def explain_os_error(
     try:
         yield
     except OSError as error:
-        if isinstance(error, StorageError):
+        if isinstance(error, ProtoSeamError):  # in words already
             raise
         why = {
             errno.ENOSPC: "the disk is full: free some space",
@@ -52,14 +58,19 @@ def explain_os_error(
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies."""
+    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies.
+
+    Raises:
+        LinkError: if ``path`` is a link.
+    """
+    refuse_link(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide results from colleagues
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide results from colleagues
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -71,10 +82,21 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """The bytes of a plain file that has at most ``most`` of them; a pipe or a device is not waited for."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a plain file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; damage is named together with the file."""
+    """The object in a JSON file of at most 16 MiB; damage is named together with the file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bounded(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{path} cannot be read as JSON ({error}): remove it, or restore it") from error
     if not isinstance(value, dict):

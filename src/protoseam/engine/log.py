@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from protoseam.data.names import for_terminal
+
 __all__ = ["Progress"]
 
 
@@ -14,7 +16,7 @@ class Progress:
     """Epoch by epoch; ``epoch(row)`` takes the metrics line of the epoch that just ended."""
 
     def __init__(self, title: str, done: int, epochs: int, *, quiet: bool = False) -> None:
-        self.title, self.done, self.epochs, self.quiet = title, done, epochs, quiet
+        self.title, self.done, self.epochs, self.quiet = for_terminal(title), done, epochs, quiet
         self.started = time.monotonic()
         self.first = done
         self._bar: Any = None
@@ -22,6 +24,7 @@ class Progress:
     def __enter__(self) -> Progress:
         if not self.quiet and sys.stderr.isatty():
             from rich.console import Console
+            from rich.markup import escape
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -34,7 +37,9 @@ class Progress:
                 console=Console(stderr=True),
             )
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.epochs, completed=self.done, news="")
+            self._task = self._bar.add_task(
+                escape(self.title), total=self.epochs, completed=self.done, news=""
+            )
         return self
 
     def __exit__(

@@ -20,6 +20,7 @@ import protoseam as ps
 from protoseam.core import consensus_slope
 from protoseam.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.errors import DataError
+from protoseam.models.size import physical_memory
 from protoseam.seam.bounding import watched_features
 from protoseam.seam.classifier import last_linear
 from protoseam.seam.covariance import AbstractCovariance
@@ -230,6 +231,7 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         return EndToEnd(model, label_smoothing=config.label_smoothing)
     if config.variant not in ("unlifted", "protoseam"):
         raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
+    _refuse_too_large(config.lift, num_classes)
     try:
         net = ps.lift(
             model,
@@ -252,6 +254,19 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
         speed = 1.0 if config.lift.seam_speed is None else config.lift.seam_speed
         return Lifting(net, seam_speed=speed, bounded=bool(config.lift.bounded))
     return EndToEnd(net.deploy().train(), label_smoothing=config.label_smoothing)
+
+
+def _refuse_too_large(lift: LiftConfig, num_classes: int) -> None:
+    """A seam whose covariances or samples would fill the memory; both are kept in float64 while they are made."""
+    entries = {"full": num_classes * lift.dim**2, "shared": lift.dim**2, "diagonal": num_classes * lift.dim}
+    covariances = 0 if lift.covariance == "isotropic" else 16 * entries[lift.structure]
+    samples = 16 * num_classes * (lift.draws or 1) * lift.dim
+    if covariances + samples > physical_memory():
+        raise ConfigError(
+            f"lift.dim={lift.dim} and lift.draws={lift.draws} with {num_classes:,} classes take "
+            f"{(covariances + samples) / 2**30:,.0f} GiB for covariances and samples; this machine has "
+            f"{physical_memory() / 2**30:,.0f}: lower them, or choose lift.structure=diagonal"
+        )
 
 
 def _covariance(lift: LiftConfig) -> AbstractCovariance:

@@ -22,7 +22,8 @@ from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import is_catalogued, load
 from protoseam.data.resident import Resident
 from protoseam.engine.config import ConfigError, RunConfig
-from protoseam.engine.files import StorageError, explain_os_error, read_json, write_json
+from protoseam.engine.files import explain_os_error, read_json, write_json
+from protoseam.engine.schemas import check_data
 from protoseam.errors import DataWarning
 
 __all__ = ["RunData", "load_again"]
@@ -66,14 +67,9 @@ class RunData:
         """None for a run that has not written any, as one of an earlier version."""
         if not (run / _FILE).exists():
             return None
-        values = read_json(run / _FILE)
-        fields = [field.name for field in dataclasses.fields(cls)]
+        values = check_data(run / _FILE, read_json(run / _FILE))
         values = {"image_size": None, **values}  # which a run of an earlier version has not written
-        wrong = [name for name in fields[:-1] if not _is_one(values.get(name, 0), _INSIDE.get(name))]
-        wrong += ["image_size"] * (type(values["image_size"]) not in (int, type(None)))
-        if wrong:
-            raise StorageError(f"{run / _FILE} has no usable {', '.join(wrong)}: remove it, or restore it")
-        return cls(**{name: values[name] for name in fields})
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
     def write(self, run: Path) -> None:
         with explain_os_error("the run", run, going_on=""):
@@ -113,17 +109,6 @@ class RunData:
                     + (" are not the same" if same else f" were {then[0]} and are {is_now[0]}")
                 )
         return changed
-
-
-# what the lists hold; the others are words, or nothing
-_INSIDE = {"classes": str, "sample_shape": int, "train": (int, str), "test": (int, str)}
-_INSIDE |= {"mean": (int, float), "std": (int, float)}
-
-
-def _is_one(value: Any, inside: Any) -> bool:
-    if inside is None:
-        return value is None or isinstance(value, str)
-    return isinstance(value, list) and all(isinstance(one, inside) for one in value)
 
 
 def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:

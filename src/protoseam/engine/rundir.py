@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,13 +25,25 @@ import torch
 
 from protoseam import __version__
 from protoseam.data.cache import sync
+from protoseam.data.links import open_in_place, refuse_links
 from protoseam.engine.config import ConfigError, RunConfig, as_begun, from_dict, parse_yaml, to_yaml, unlike
-from protoseam.engine.files import explain_os_error, read_json, write_atomically, write_json
+from protoseam.engine.files import (
+    StorageError,
+    explain_os_error,
+    read_bounded,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from protoseam.engine.schemas import ENVIRONMENT, METRICS, SUMMARY, check, problem
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.processes import world_size
 
 __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 
 
+_MOST_CONFIG = 2**16
+_MOST_METRICS = 256 * 2**20
 _WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
 
 
@@ -61,6 +73,7 @@ class RunDirectory:
         with explain_os_error("the run", path, going_on=""), run._closed_on_error():
             try:
                 path.mkdir(parents=True, exist_ok=True)
+                refuse_links(path)
                 run._acquire()
                 assert run._lock is not None
                 gone = not os.path.samestat(os.fstat(run._lock.fileno()), (path / "lock").stat())
@@ -102,6 +115,7 @@ class RunDirectory:
         run = cls(path)
         config = run.read_config()
         with explain_os_error("the run", path), run._closed_on_error():
+            refuse_links(path)
             run._acquire()
             run._sweep_up()
         return run, config
@@ -115,13 +129,16 @@ class RunDirectory:
     def read_config(self) -> RunConfig:
         file = self.path / "config.yaml"
         try:
-            text = file.read_bytes()
+            text = read_bounded(file, _MOST_CONFIG)
         except (FileNotFoundError, NotADirectoryError) as error:
             if not self.path.is_dir():
                 raise ConfigError(f"there is no directory {self.path}") from error
             inside = sorted(file.parent.name for file in self.path.glob("*/config.yaml"))
             hint = f"; the runs in it are {', '.join(inside[:8])}" if inside else ""
             raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it{hint}") from error
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{file!s:.200} cannot be read: {why}") from error
         try:
             return from_dict(as_begun(parse_yaml(text)))
         except ConfigError as error:
@@ -137,7 +154,7 @@ class RunDirectory:
 
     def _acquire(self) -> None:
         # The kernel drops the lock with the process, however it dies: a stale one cannot exist.
-        lock = (self.path / "lock").open("a+")
+        lock = open_in_place(self.path / "lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -191,7 +208,7 @@ class RunDirectory:
             write_atomically(self.path / "metrics.jsonl", text.encode())
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with explain_os_error("metrics", self.path), (self.path / "metrics.jsonl").open("a") as file:
+        with explain_os_error("metrics", self.path), open_in_place(self.path / "metrics.jsonl") as file:
             file.write(json.dumps(row) + "\n")
 
     def sync_metrics(self) -> None:
@@ -200,17 +217,21 @@ class RunDirectory:
             sync(self.path / "metrics.jsonl")
 
     def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines that are as they were written, one per epoch; others are left out."""
         file = self.path / "metrics.jsonl"
-        rows = []
-        for line in file.read_bytes().splitlines() if file.exists() else []:
+        try:
+            text = read_bounded(file, _MOST_METRICS) if file.exists() else b""
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{file} cannot be read ({error}): move it away") from error
+        rows: dict[int, dict[str, Any]] = {}
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):  # the line a kill cut short
-                break
-            if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
-                break
-            rows.append(row)
-        return rows
+                continue
+            if problem(row, METRICS) is None:
+                rows.setdefault(row["epoch"], row)
+        return [rows[epoch] for epoch in sorted(rows)]
 
     def write_summary(self, summary: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
         from safetensors.torch import save
@@ -222,26 +243,30 @@ class RunDirectory:
 
     def read_summary(self) -> dict[str, Any] | None:
         file = self.path / "summary.json"
-        return read_json(file) if file.exists() else None
+        return check(file, read_json(file), SUMMARY) if file.exists() else None
 
     def environment_changes(self, device: str) -> list[str]:
         """What differs between the environment the run was started in and this one, in words."""
-        then, now = self._environment(), environment(device)
+        then, now = self.read_environment(), environment(device)
         then.pop("resumed", None)
         keys = sorted(then.keys() | now.keys())
-        return [f"{k}: was {then.get(k)}, is {now.get(k)}" for k in keys if then.get(k) != now.get(k)]
+        return [
+            f"{k}: was {then.get(k, 'not recorded')}, is {now.get(k, 'not recorded')}"
+            for k in keys
+            if (k in then) != (k in now) or then.get(k) != now.get(k)
+        ]
 
     def note_environment(self, device: str) -> None:
         """Write down that the run goes on in this one: its results are not the first one's alone."""
-        known, now = self._environment(), environment(device)
+        known, now = self.read_environment(), environment(device)
         resumed = known.setdefault("resumed", [])
         if not resumed or resumed[-1] != now:
             resumed.append(now)
             write_json(self.path / "env.json", known)
 
-    def _environment(self) -> dict[str, Any]:
+    def read_environment(self) -> dict[str, Any]:
         file = self.path / "env.json"
-        return dict(read_json(file)) if file.exists() else {}
+        return dict(check(file, read_json(file), ENVIRONMENT)) if file.exists() else {}
 
 
 def environment(device: str = "auto") -> dict[str, Any]:
@@ -257,8 +282,19 @@ def environment(device: str = "auto") -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "device": name or platform.processor() or platform.machine(),
+        "cpu": _cpu_model(),
+        "threads": torch.get_num_threads(),  # another number adds up in another order
+        "processes": world_size(),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _cpu_model() -> str:
+    """The name of the processor, and the vector instructions that torch chose its kernels for."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, UnicodeDecodeError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), name)
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 _ROOT = Path(__file__).resolve().parents[3]

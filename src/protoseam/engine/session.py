@@ -18,6 +18,7 @@ import torch
 from protoseam.data.dataset import ArrayDataset
 from protoseam.data.loading import load
 from protoseam.engine import checkpoint
+from protoseam.engine.bounded import bytes_of
 from protoseam.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.engine.distributed import Processes, join, naming_lost_processes, restarted
@@ -26,6 +27,7 @@ from protoseam.engine.log import Progress
 from protoseam.engine.pack import run_epoch_together
 from protoseam.engine.rundata import RunData
 from protoseam.engine.rundir import RunDirectory, go_on
+from protoseam.engine.schemas import check_state
 from protoseam.engine.trainer import DivergedError, Run, resolve_device
 from protoseam.errors import ProtoSeamError
 
@@ -234,11 +236,25 @@ class _Session:
                 ResumeWarning,
                 stacklevel=2,
             )
-        found = checkpoint.latest(self.directory.checkpoints, self.run.device)
+        most = 4 * bytes_of(self.run.state()) + 2**20
+        found = checkpoint.latest(self.directory.checkpoints, self.run.device, most_bytes=most)
         if found is not None:
+            steps = self.run.data.steps
+            if wrong := check_state(found[1], found[0], self.config.epochs, steps):
+                raise checkpoint.CheckpointError(
+                    f"the checkpoint of epoch {found[0]} in {self.out} is no state of this run: {wrong}. Restore it, "
+                    "or remove its folder"
+                )
             try:
                 self.run.load_state(found[1])
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                RuntimeError,
+                ArithmeticError,
+            ) as error:
                 raise checkpoint.CheckpointError(
                     f"the checkpoint of epoch {found[0]} in {self.out} does not fit its config.yaml "
                     f"({str(error).splitlines()[0]}): restore the one it was saved with, or start again"
@@ -248,7 +264,7 @@ class _Session:
         lost = sorted(set(range(1, self.run.epoch + 1)) - {row["epoch"] for row in self.history})
         if lost and self.writes:
             warnings.warn(
-                f"{self.out / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, from {lost[0]} to "
+                f"{self.out / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, between {lost[0]} and "
                 f"{lost[-1]}, cannot be read and are left out. Training goes on",
                 ResumeWarning,
                 stacklevel=2,

@@ -7,6 +7,7 @@ steps), ρ (a buffer of the seam), the epoch's images. So replaying the captured
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,10 +31,10 @@ def learning_rates(lr: float, epochs: int, steps: int, warmup_epochs: float) -> 
     """The rate of every step: linear from 0 to ``lr`` over the warm-up, then half a cosine down to 0."""
     total = epochs * steps
     warmup = min(round(warmup_epochs * steps), total // 2)
-    rates = [lr * (t + 1) / warmup for t in range(warmup)]
     rest = total - warmup
-    rates += [0.5 * lr * (1 + math.cos(math.pi * t / rest)) for t in range(rest)]
-    return torch.tensor(rates, dtype=torch.float32)
+    rates = array("f", (lr * (t + 1) / warmup for t in range(warmup)))
+    rates.extend(0.5 * lr * (1 + math.cos(math.pi * t / rest)) for t in range(rest))
+    return torch.frombuffer(rates, dtype=torch.float32).clone()
 
 
 class TrainStep:

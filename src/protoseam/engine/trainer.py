@@ -56,6 +56,7 @@ def resolve_device(name: str) -> torch.device:
 # Weights this many times their size at the start mean nothing any more; sound training stays below 10.
 _LOST = 100.0
 _MANY_CLASSES = 1000
+_MOST_STEPS = 10**7  # the rate of each is kept
 _DROPOUT = 2**16  # where its seeds begin: above those of the processes' samples
 _REMEDY = "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or set on_nonfinite to rewind"
 
@@ -121,8 +122,13 @@ class Run:
         mixes = config.mixup > 0 or config.cutmix > 0
         self.mixing = Mixing(self.data, mixup=config.mixup, cutmix=config.cutmix) if mixes else None
         self.generator = torch.Generator(self.device)
+        if config.epochs * self.data.steps > _MOST_STEPS:
+            raise ConfigError(
+                f"{config.epochs:,} epochs of {self.data.steps:,} steps are {config.epochs * self.data.steps:,} steps; "
+                f"a run has at most {_MOST_STEPS:,}: lower epochs, or raise batch_size"
+            )
         rates = learning_rates(lr, config.epochs, self.data.steps, config.optim.warmup_epochs)
-        self.rates = rates.tolist()
+        self.rates = rates
         self.step = TrainStep(
             self.processes.wrap(self.objective),
             len(self.objective.terms),
@@ -176,7 +182,9 @@ class Run:
         self.objective.train()
         self.step.capture(self.state, self.load_state)
         self._seed(self.epoch)  # warming up and capturing drew numbers
-        self.objective.begin_epoch(self.epoch, self.config.epochs, self.rates[self.epoch * self.data.steps])
+        self.objective.begin_epoch(
+            self.epoch, self.config.epochs, float(self.rates[self.epoch * self.data.steps])
+        )
         self.step.begin_epoch()
 
     def end_epoch(self) -> dict[str, Any]:
@@ -210,7 +218,7 @@ class Run:
             "epoch": self.epoch,
             "loss": terms,
             "rho": self._rho(),
-            "lr": self.rates[self.epoch * self.data.steps - 1],
+            "lr": float(self.rates[self.epoch * self.data.steps - 1]),
             "validation_accuracy": accuracy,
             "images_per_second": self.data.steps * self.data.batch_size / seconds,
             "seconds": seconds,
@@ -249,7 +257,7 @@ class Run:
         """Scale all remaining learning rates, after a divergence."""
         self.rate_scale *= factor
         self.step.rates.mul_(factor)
-        self.rates = [rate * factor for rate in self.rates]
+        self.rates = self.rates * factor
 
     def prepare_next(self) -> None:
         """The next epoch's images, while the device works off this epoch's steps."""

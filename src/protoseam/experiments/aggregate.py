@@ -260,4 +260,4 @@ def _series(metrics: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[dic
         return
     yield "validation accuracy", [_accuracy(rows) for rows in metrics]
     for term in metrics[0][0]["loss"]:
-        yield term, [{r["epoch"]: r["loss"][term] for r in rows} for rows in metrics]
+        yield term, [{r["epoch"]: r["loss"][term] for r in rows if term in r["loss"]} for rows in metrics]

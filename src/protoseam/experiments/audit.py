@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protoseam import models
 from protoseam.core.covariance import class_moments
+from protoseam.data.names import for_terminal
 from protoseam.data.resident import Resident
 from protoseam.engine import checkpoint
 from protoseam.engine.config import ConfigError, RunConfig
@@ -41,6 +42,9 @@ from protoseam.theory import (
 )
 
 __all__ = ["audit_run"]
+
+# what a look during training must have for the figure over the epochs
+_DRAWN = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity")
 
 
 def audit_run(
@@ -83,7 +87,7 @@ def audit_run(
     except ValueError as error:
         raise ConfigError(f"{path}, epoch {epoch}: {error}") from error
     report = {
-        "run": path.resolve().name,
+        "run": for_terminal(path.resolve().name),
         "data": config.data if "/" not in config.data else Path(config.data).name,
         "model": config.model,
         "epoch": epoch,
@@ -101,7 +105,9 @@ def audit_run(
     report["collapse"]["training"] = dataclasses.asdict(collapse)
     report["estimation"] |= _halves(*seen, data.num_classes)
     report["history"] = [
-        {"epoch": row["epoch"], **row["audit"]} for row in directory.read_metrics() if "audit" in row
+        {"epoch": row["epoch"], **row["audit"]}
+        for row in directory.read_metrics()
+        if all(term in row.get("audit", {}) for term in _DRAWN)
     ]
     plain: dict[str, Any] = _plain(report)
     return plain
@@ -131,7 +137,7 @@ def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, 
     try:
         averages = state["average"]["tensors"] if config.average is not None else {}
         objective.load_state_dict(state["objective"] | averages)  # the deployed weights are the averaged ones
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ConfigError(
             f"the checkpoint of epoch {epoch} in {path} does not fit its config.yaml: {str(error).splitlines()[0]}"
         ) from error

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protoseam.data.names import for_figures
 from protoseam.experiments.saving import save_figures
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def _figure(width: float, height: float, panels: Sequence[float]) -> tuple[Figur
 
 
 def _title(report: dict[str, Any]) -> str:
-    return f"{report['run']}, epoch {report['epoch']}, {report['split']} data ({report['samples']:,} samples)"
+    run = for_figures(report["run"])
+    return f"{run}, epoch {report['epoch']}, {report['split']} data ({report['samples']:,} samples)"
 
 
 def waterfall_figure(report: dict[str, Any]) -> Figure:
@@ -138,7 +140,7 @@ def classes_figure(report: dict[str, Any]) -> Figure:
     bars, dots = panels[0], panels[1]
     place = range(len(shown))
     _stack(bars, shown, list(place), horizontal=True)
-    bars.set_yticks(place, [row["name"] for row in shown], fontsize=9)
+    bars.set_yticks(place, [for_figures(row["name"]) for row in shown], fontsize=9)
     bars.set_ylim(len(shown) - 0.4, -0.6)
     bars.set_xlabel("bound on the class's risk")
     heading = f"The {_NAMED} largest bounds of {len(rows)}" if many else "Bound, class by class"
@@ -193,7 +195,9 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
     history = report["history"]
     epoch = [row["epoch"] for row in history]
     figure, (left, middle, right) = _figure(12.5, 3.9, (1.15, 1, 1))
-    figure.suptitle(f"{report['run']}, validation data; $\\Delta$ as its cap", fontsize=10, color=_INK)
+    figure.suptitle(
+        f"{for_figures(report['run'])}, validation data; $\\Delta$ as its cap", fontsize=10, color=_INK
+    )
     series = [[row["sampled_loss"] for row in history]]
     series += [[row[key] for row in history] for key in _TERMS]
     colors = [_SAMPLED, *(color for _, color in _TERMS.values())]

@@ -5,6 +5,7 @@ Legend: N points, C classes, G points along one side of the background, K = 2.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import protoseam as ps
+from protoseam.engine.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,5 +106,7 @@ def save_clusters(net: ps.Lifted, x: Tensor, y_N: Tensor, folder: Path) -> list[
     figure = cluster_figure(net, x, y_N)
     paths = [folder / "clusters.png", folder / "clusters.svg"]
     for path in paths:
-        figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=path.suffix[1:], dpi=130, bbox_inches="tight", pad_inches=0.08)
+        write_atomically(path, drawn.getvalue())
     return paths

@@ -9,6 +9,8 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from protoseam.data.names import for_markdown
+from protoseam.engine.files import write_atomically
 from protoseam.experiments import aggregate, tables
 from protoseam.experiments.aggregate import Runs
 from protoseam.experiments.plans import PLANS, Scope
@@ -96,7 +98,7 @@ def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -
         for name, table in part_tables(part, runs, scope).items():
             for suffix, form in forms.items():
                 written.append(folder / f"{name}.{suffix}")
-                written[-1].write_text(form(table), encoding="utf-8")
+                write_atomically(written[-1], form(table).encode())
         if can_draw():
             written += _draw(part, runs, scope, folder)
         for name in _OUTPUTS.get(part, (part,)):
@@ -104,7 +106,7 @@ def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -
                 if folder / f"{name}.{suffix}" not in written:
                     (folder / f"{name}.{suffix}").unlink(missing_ok=True)
     written.append(folder / "index.md")
-    written[-1].write_text(index(runs, scope), encoding="utf-8")
+    write_atomically(written[-1], index(runs, scope).encode())
     return written
 
 
@@ -130,7 +132,9 @@ def index(runs: Runs, scope: Scope) -> str:
         if part != "curves" and (absent or uncounted):
             lines += [f"## Missing from {part}", ""]
             lines += [f"- {name}" for name in absent]
-            lines += [f"- {name}: there, but {why}: not counted" for name, why in uncounted.items()]
+            lines += [
+                f"- {name}: there, but {for_markdown(why)}: not counted" for name, why in uncounted.items()
+            ]
             lines += [""]
     return "\n".join(lines)
 

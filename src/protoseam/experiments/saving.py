@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from protoseam.engine.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +23,8 @@ def save_figures(figures: dict[str, Figure], out: Path) -> list[Path]:
     with matplotlib.rc_context({"svg.hashsalt": "protoseam"}):  # fixed ids, and no date below
         for name, figure in figures.items():
             for suffix, metadata in (("png", None), ("svg", {"Date": None})):
-                path = out / f"{name}.{suffix}"
-                figure.savefig(path, dpi=160, metadata=metadata)
-                paths.append(path)
+                paths.append(out / f"{name}.{suffix}")
+                drawn = io.BytesIO()
+                figure.savefig(drawn, format=suffix, dpi=160, metadata=metadata)
+                write_atomically(paths[-1], drawn.getvalue())
     return paths

@@ -17,10 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from protoseam.data.links import refuse_links
+from protoseam.data.names import for_terminal
 from protoseam.engine.config import ConfigError, RunConfig, unlike
 from protoseam.engine.distributed import refuse_torchrun
-from protoseam.engine.files import read_json, write_json
+from protoseam.engine.files import StorageError, read_json, write_json
 from protoseam.engine.rundir import RunDirectory, RunLockedError
+from protoseam.engine.schemas import ROW, TOY, problem
 from protoseam.engine.session import Interrupted, train_packed
 from protoseam.engine.trainer import DivergedError
 from protoseam.errors import ProtoSeamError
@@ -66,12 +69,13 @@ def run_study(
     refuse_torchrun("a study")
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder)
     waiting = False
     failed: dict[str, str] = {}
 
     def cut_short() -> bool:
         for name, why in failed.items():
-            print(f"{name}: {why}", file=sys.stderr)
+            print(for_terminal(f"{name}: {why}"), file=sys.stderr)
         return False
 
     while missing := [item for item in plan if item[0] not in failed and not done(folder, item[0])]:
@@ -185,8 +189,12 @@ def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any
     assert summary is not None
     summary.pop("classes")
     summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
-    environment = read_json(directory.path / "env.json")
-    row = {"name": name, **summary, "environment": environment, "metrics": directory.read_metrics()}
+    row = {
+        "name": name,
+        **summary,
+        "environment": directory.read_environment(),
+        "metrics": directory.read_metrics(),
+    }
     write_json(folder / f"{name}.json", row)
     return row
 
@@ -212,8 +220,6 @@ def read_study(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     row = read_json(path)
-    kinds = {"config": dict, "epochs": int, "metrics": list, "test_accuracy": int | float}
-    lacking = [key for key, kind in kinds.items() if not isinstance(row.get(key), kind) or row[key] == []]
-    if lacking and "rows" not in row:  # the toy model's file
-        raise ConfigError(f"{path} is no finished run, it has no {', '.join(lacking)}: move it elsewhere")
-    return dict(row)
+    if wrong := problem(row, TOY if path.stem == "toy" else ROW):
+        raise StorageError(f"{path} is no finished run, {wrong}: restore it, or move it elsewhere")
+    return row

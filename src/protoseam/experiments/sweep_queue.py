@@ -73,10 +73,14 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
         except (SQLAlchemyError, ImportError, ValueError) as error:
             # workers that start together make the tables together, and all but one of them fail
             if attempt == _ATTEMPTS or not isinstance(error, SQLAlchemyError):
-                shown = url
-                with suppress(SQLAlchemyError):
-                    shown = make_url(url).render_as_string(hide_password=True)
-                raise SweepError(f"cannot use the storage {shown}: {error}") from error
+                shown = "given"  # what cannot be parsed may hold a password anywhere
+                with suppress(SQLAlchemyError, ValueError):
+                    shown = make_url(url).set(query={}).render_as_string(hide_password=True)
+                said = str(error).replace(url, shown)
+                if shown == "given":
+                    said = "it is no address such as postgresql://user:password@host/database"
+                # without its cause, which quotes the address
+                raise SweepError(f"cannot use the storage {shown}: {said}") from None
             time.sleep(0.2 * attempt)
     if sqlite:
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from protoseam.data.names import for_markdown
 from protoseam.engine.config import RunConfig, Variant, to_yaml
 from protoseam.engine.files import write_atomically
 from protoseam.experiments.space import apply
@@ -80,7 +81,7 @@ def _percent(accuracy: float) -> str:
 
 
 def markdown(search: Search, rows: Sequence[Row]) -> str:
-    head, *body = _cells(search, rows)
+    head, *body = [[for_markdown(cell) for cell in line] for line in _cells(search, rows)]
     lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

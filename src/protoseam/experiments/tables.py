@@ -126,6 +126,9 @@ def audits(runs: Runs, scope: Scope) -> Table:
                 if run is None:
                     continue
                 looks = [row["audit"] for row in run["metrics"] if "audit" in row]
+                looks = [
+                    look for look in looks if all(term in look for term in terms)
+                ]  # the others are undefined
                 held = sum(look["risk"] <= look["bound"] for look in looks)
                 last = [f"{looks[-1][term]:.2f}" for term in terms] if looks else [""] * len(terms)
                 verdict = f"{held} of {len(looks)}" if looks else "not audited"
@@ -206,7 +209,8 @@ def _signed(value: float | None, absent: str = "") -> str:
 def markdown(table: Table) -> str:
     rows = [table.header, ["---"] * len(table.header), *table.rows]
     note = f"**{table.note}**\n\n" if table.note else ""
-    return note + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return note + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
 def csv_text(table: Table) -> str:
@@ -250,7 +254,7 @@ def _row(texts: Sequence[str]) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
-    "−": "--", "ρ": r"$\rho$", "σ": r"$\sigma$", "’": "'",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "−": "--", "ρ": r"$\rho$", "σ": r"$\sigma$", "’": "'",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from protoseam.errors import ModelError
 
 from .resnet import ResNet, resnet8, resnet18
+from .size import refuse_too_large
 from .small import MLP, ConvNet, convnet, mlp
 from .vit import VisionTransformer, vit_s
 
@@ -69,6 +70,7 @@ _LOADING = frozenset({"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overl
 
 def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
     try:
+        refuse_too_large(name, make, *args, **options)
         return make(*args, **options)
     except ModelError:
         raise
@@ -77,6 +79,8 @@ def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any
         ValueError,
         AssertionError,
         ArithmeticError,
+        RuntimeError,
+        MemoryError,
     ) as error:  # no such option, or it does not fit
         raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
 

@@ -41,13 +41,26 @@ def get_layer(model: nn.Module, name: str) -> nn.Module:
     )
 
 
+def refuse_meta(model: nn.Module | tuple[nn.Module, ...]) -> None:
+    """Raise ValueError for a model whose parameters have shapes only, and no values."""
+    for half in model if isinstance(model, tuple) else (model,):
+        for name, value in (
+            [*half.named_parameters(), *half.named_buffers()] if isinstance(half, nn.Module) else []
+        ):
+            if value.is_meta:
+                raise ValueError(
+                    f"{name!r} of {type(half).__name__} is on the meta device, where tensors have no values: build the "
+                    "model on a real device, or model.to_empty(device='cpu') and load its weights"
+                )
+
+
 def find_classifier(model: nn.Module, num_classes: int | None) -> str:
     """The name of the last Linear, which must have ``num_classes`` outputs (if that is given)."""
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear to lift. Cut it yourself and lift the halves: "
-            "ps.lift(ps.split(model, at='layer name', probe=x), num_classes=…), or ps.lift((n1, n2), …)"
+            f"{type(model).__name__} has no nn.Linear to lift. Cut it behind another layer: ps.lift(model, "
+            "at='layer name', probe=x) with a batch of inputs x, or lift two halves: ps.lift((n1, n2), probe=x)"
         )
     matching = [n for n, m in linears.items() if num_classes is None or m.out_features == num_classes]
     if matching:

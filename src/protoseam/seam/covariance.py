@@ -45,6 +45,8 @@ Reduce = Callable[[Tensor], None]
 
 DEFAULT_FLOOR = 0.1  # the paper does not state σ0; .01, .1 and .3 differ by .3 points on CIFAR-100
 
+_GOLDEN = 2654435769  # 2**32 over the golden ratio: multiples of it fall evenly, whatever their spacing
+
 
 class Refreshed(NamedTuple):
     """What a refresh found: samples a class (None if no sample was seen) and the floor each class needed."""
@@ -197,13 +199,23 @@ class RunningCovariance(AbstractCovariance):
         if self.halves == 1:
             merge_batch_(self._moments(0), z_BK, y_B, **windows)
             return
-        # Every other sample of a class; shifted by one a step, so that a class with one sample in each batch
-        # gets to both halves too.
-        order_B = y_B.argsort(stable=True)
-        for half in range(self.halves):
-            rows = torch.arange(half, len(y_B), 2, device=y_B.device)
-            rows = order_B[(rows + self.steps) % len(y_B)]
-            merge_batch_(self._moments(half), z_BK[rows], y_B[rows], **windows)
+        # Every other sample of a class, from a start that moves by the golden ratio with each step: a class with one
+        # sample in each batch, or in every n-th, gets to both halves too, in whatever order the data comes.
+        fraction = (self.steps * _GOLDEN) % 2**32
+        if len(y_B) == 1:  # the halves change places instead: shapes must not depend on the step
+            for one, other in zip(self._moments(0), self._moments(1), strict=True):
+                kept = torch.where(fraction < 2**31, one, other)
+                other.copy_(torch.where(fraction < 2**31, other, one))
+                one.copy_(kept)
+            merge_batch_(self._moments(0), z_BK, y_B, **windows)
+        else:
+            order_B = y_B.argsort(stable=True)
+            # 0 or 1 will do for an even batch, and does not depend on how many processes share it
+            start = fraction * (len(y_B) if len(y_B) % 2 else 2) // 2**32
+            for half in range(self.halves):
+                rows = torch.arange(half, len(y_B), 2, device=y_B.device)
+                rows = order_B[(rows + start) % len(y_B)]
+                merge_batch_(self._moments(half), z_BK[rows], y_B[rows], **windows)
         self.steps.add_(1)
 
     def pool(self, reduce: Reduce | None) -> list[Moments]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from protoseam.core.objective import Loss
 from protoseam.core.schedules import Schedule
-from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, seam_linear
+from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, refuse_meta, seam_linear
 from protoseam.seam.covariance import AbstractCovariance
 from protoseam.seam.guards import check_output
 from protoseam.seam.lifted import ClassWeights, Lifted
@@ -59,6 +59,7 @@ def lift(
     num_classes, dim = _whole("num_classes", num_classes), _whole("dim", dim)
     if not isinstance(model, tuple | nn.Module):
         raise TypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
+    refuse_meta(model)
     if isinstance(model, tuple):
         if len(model) != 2 or not all(isinstance(half, nn.Module) for half in model):
             raise TypeError("the halves must be two nn.Modules: ps.lift((n1, n2), …)")

@@ -52,6 +52,11 @@ def collect_embeddings(
                 raise TypeError(
                     f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
                 )
+            if len(batch) > 2 and _index_first(batch):
+                raise TypeError(
+                    f"{what} needs a loader whose batches begin with (inputs, labels), but they begin with an index or "
+                    "a label: leave it out, as in [(x, y) for _, x, y in loader]"
+                )
             x, y = _moved(batch[0], device), torch.as_tensor(batch[1]).to(device, non_blocking=True)
             y = _labels(y, what)
             # a normalisation without statistics cannot take them from one sample: it goes with the batch before
@@ -101,6 +106,12 @@ def _labels(y: Tensor, what: str) -> Tensor:
             f"or net.{what}(clean_loader)"
         )
     return labels
+
+
+def _index_first(batch: Any) -> bool:
+    """Whether a batch is (index, inputs, labels): one number a sample, and something larger where labels belong."""
+    one, two = (part if isinstance(part, Tensor) else None for part in batch[:2])
+    return one is not None and two is not None and one.ndim == 1 and two.ndim > 1
 
 
 def _mostly_one_class(ys: list[Tensor]) -> bool:

@@ -1,0 +1,48 @@
+"""Names that come from outside, where they are read and where they are shown.
+
+A class name can hold what a terminal, a Markdown file or a figure takes for a command. Names that cannot be printed
+on one line are refused where they are read; what is shown in a language of its own is escaped for that language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from protoseam.errors import DataError
+
+__all__ = ["for_figures", "for_markdown", "for_terminal", "printable", "refuse_unprintable"]
+
+LONGEST = 200
+
+
+def printable(name: object) -> bool:
+    """Whether this is text of at most 200 characters without control characters, line breaks or hidden marks."""
+    return isinstance(name, str) and name.isprintable() and len(name) <= LONGEST
+
+
+def refuse_unprintable(where: str, names: Iterable[object]) -> None:
+    """Raise `DataError` for the first class name that is not `printable`."""
+    for i, name in enumerate(names):
+        if not printable(name):
+            raise DataError(
+                f"{for_terminal(where)}: the name of class {i} is {name!r:.100}, which cannot be printed on one line "
+                f"of {LONGEST} characters: rename it"
+            )
+
+
+def for_terminal(text: str) -> str:
+    """The text with what is no letter, sign or line break written as an escape: \\x1b."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def for_markdown(text: str) -> str:
+    """The text as Markdown shows it: no table cell, link, picture or HTML begins in it."""
+    return re.sub(r"([\\`*{}\[\]<>|#!~$])", r"\\\1", " ".join(text.split()))
+
+
+def for_figures(text: str) -> str:
+    """The text as matplotlib shows it: a dollar sign begins no formula."""
+    return text.replace("$", r"\$")

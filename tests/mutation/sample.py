@@ -1,0 +1,144 @@
+"""A random sample of mutants of the seam, the engine and the data readers, each against the tests of its module.
+
+    python tests/mutation/sample.py --count 160 --seed 0 --out results/mutation/sample.json
+
+The mutants are those of `mutate.py`, drawn by a fixed seed from all modules that need neither a GPU nor several
+processes. A mutant survives if all tests of its module pass. Data out: one JSON file; what survived is explained by
+hand in `results/mutation/survivors.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+from mutate import changes, ignored, survives
+
+SOURCE = Path("src/protoseam")
+# What several processes, a GPU or a terminal would be needed for.
+LEFT_OUT = ("engine/kernels.py", "data/augment_kernels.py", "engine/distributed.py", "seam/processes.py")
+TESTS = {
+    "seam/classifier.py": "seam/test_lift_refusals seam/test_lift",
+    "seam/covariance.py": "seam/test_estimators",
+    "seam/guards.py": "seam/test_guards seam/test_step_guard seam/test_inputs_outputs",
+    "seam/lift.py": "seam/test_lift seam/test_lift_refusals seam/test_inputs_outputs",
+    "seam/lifted.py": "seam/test_lifted seam/test_guards seam/test_step_guard seam/test_precision seam/test_resume",
+    "seam/passes.py": "seam/test_lifted seam/test_inputs_outputs seam/test_guards",
+    "seam/prototypes.py": "seam/test_lifted seam/test_lift",
+    "seam/split.py": "seam/test_split seam/test_lift_refusals seam/test_lift",
+    "engine/auditing.py": "engine/test_training experiments/test_audit_run",
+    "engine/bounded.py": "hostile/test_memory engine/test_checkpoint",
+    "engine/checkpoint.py": "engine/test_checkpoint engine/test_promises hostile/test_memory hostile/test_schemas",
+    "engine/config.py": "engine/test_settings hostile/test_config_objects hostile/test_odd_settings hostile/test_names",
+    "engine/embeddings.py": "engine/test_embeddings",
+    "engine/evaluate.py": "engine/test_promises engine/test_rundata engine/test_export",
+    "engine/export.py": "engine/test_export",
+    "engine/files.py": "hostile/test_schemas hostile/test_links engine/test_promises engine/test_checkpoint",
+    "engine/log.py": "hostile/test_names engine/test_training",
+    "engine/objectives.py": "engine/test_training engine/test_promises hostile/test_memory",
+    "engine/optim.py": "engine/test_optim engine/test_training",
+    "engine/pack.py": "engine/test_training engine/test_nonfinite",
+    "engine/rundata.py": "engine/test_rundata hostile/test_schemas",
+    "engine/rundir.py": "hostile/test_schemas hostile/test_links engine/test_training experiments/test_study",
+    "engine/schemas.py": "hostile/test_schemas engine/test_rundata experiments/test_study",
+    "engine/session.py": "engine/test_training engine/test_nonfinite engine/test_promises hostile/test_schemas",
+    "engine/step.py": "engine/test_training engine/test_nonfinite",
+    "engine/trainer.py": "engine/test_training engine/test_nonfinite engine/test_settings hostile/test_memory",
+    "data/archives.py": "data/test_archives",
+    "data/arrays.py": "data/test_arrays data/test_catalog hostile/test_names",
+    "data/augment.py": "data/test_augment",
+    "data/cache.py": "data/test_catalog data/test_decoded_copies hostile/test_links hostile/test_schemas",
+    "data/catalog.py": "data/test_catalog data/test_data_cli",
+    "data/counter_rng.py": "data/test_augment data/test_randaugment",
+    "data/dataset.py": "data/test_dataset_checks hostile/test_bad_data data/test_arrays",
+    "data/download.py": "data/test_download hostile/test_links",
+    "data/images.py": "data/test_images data/test_decoded_copies",
+    "data/links.py": "hostile/test_links",
+    "data/loading.py": "data/test_catalog data/test_images data/test_decoded_copies hostile/test_odd_settings",
+    "data/names.py": "hostile/test_names",
+    "data/pickles.py": "data/test_readers hostile/test_pickles_everywhere",
+    "data/randaugment.py": "data/test_randaugment",
+    "data/readers.py": "data/test_readers",
+    "data/resident.py": "data/test_resident engine/test_promises engine/test_training",
+    "data/split.py": "data/test_split",
+    "data/streams.py": "data/test_archives data/test_decoded_copies",
+    "data/trees.py": "data/test_images data/test_decoded_copies",
+    "data/verification.py": "data/test_data_cli data/test_decoded_copies data/test_catalog",
+}
+Mutant = tuple[str, int, int, int, str]  # module, node, which of its changes, line, what was changed
+
+
+def population() -> list[Mutant]:
+    found = []
+    for folder in ("seam", "engine", "data"):
+        for path in sorted((SOURCE / folder).glob("*.py")):
+            name = str(path.relative_to(SOURCE))
+            if name not in LEFT_OUT and not name.endswith("__init__.py"):
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                skipped = ignored(tree)
+                for index, node in enumerate(ast.walk(tree)):
+                    found += [
+                        (name, index, which, getattr(node, "lineno", 0), change)
+                        for which, (change, _) in enumerate(changes(node) if id(node) not in skipped else ())
+                    ]
+    return found
+
+
+def broken(module: str, index: int, which: int) -> str:
+    """The source with that one change."""
+    tree = ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+    node = list(ast.walk(tree))[index]
+    list(changes(node))[which][1](node)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def lives(module: str, source: str) -> bool:
+    name = "protoseam." + module.removesuffix(".py").replace("/", ".")
+    return survives(name, SOURCE / module, source, [f"tests/{test}.py" for test in TESTS[module].split()])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=40, help="stop after this time, with what was tried")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    everything = population()
+    chosen = random.Random(options.seed).sample(everything, options.count)
+    tried, survivors = 0, []
+    for module, index, which, line, change in chosen:
+        if time.monotonic() - started > 60 * options.minutes:
+            break
+        tried += 1
+        if lives(module, broken(module, index, which)):
+            survivors.append(f"{module}:{line}: {change}")
+            print(survivors[-1], flush=True)
+    sound = all(
+        lives(m, (SOURCE / m).read_text(encoding="utf-8")) for m in sorted({m for m, *_ in chosen[:tried]})
+    )
+    value = {
+        "mutants in all": len(everything),
+        "seed": options.seed,
+        "tried": tried,
+        "killed": tried - len(survivors),
+        "survivors": survivors,
+        "the tests pass without any change": sound,
+        "seconds": round(time.monotonic() - started),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(value, indent=1) + "\n")
+    print(f"{tried - len(survivors)} of {tried} mutants were noticed in {value['seconds']} s")
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
