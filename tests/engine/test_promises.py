@@ -156,3 +156,20 @@ def test_images_in_several_chunks_are_the_same_images(monkeypatch: pytest.Monkey
     parts.load_epoch(0)
     assert torch.equal(whole.x, parts.x)
     assert torch.equal(whole.y, parts.y)
+
+
+def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+    """Withdrawn before its data was known, and after a process was killed while it wrote."""
+    for name in (
+        "config.yaml",
+        "data.json",
+        "env.json",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+    ):
+        (tmp_path / f".{name}.abcd1234").touch()
+    (tmp_path / ".mine.abcd1234").touch()
+    with RunDirectory.create(tmp_path, SMALL) as run:
+        run.withdraw()
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", ".mine.abcd1234"}

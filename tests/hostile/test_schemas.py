@@ -181,6 +181,7 @@ def test_an_edited_checkpoint_is_named(epoch: int, changes: dict[str, Any], why:
     [
         ("test_accuracy", 5.0),
         ("test_accuracy", None),
+        ("validation_accuracy", 5.0),
         ("epochs", "200"),
         ("config", 3),
         ("metrics", [{}]),
