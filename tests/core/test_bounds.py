@@ -10,23 +10,31 @@ import torch.nn.functional as F
 
 from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
 
+HEAVY = torch.tensor(1e12, dtype=torch.float64)  # weights so large that their limit never counts
+
 
 @pytest.mark.parametrize("curvature", [0.01, 1.0, 50.0])
 def test_polyaks_step_measures_the_curvature_of_a_quadratic(curvature: float) -> None:
     x = torch.tensor([1.5, -2.0], dtype=torch.float64)
     loss, gradient = 0.5 * curvature * x.square().sum(), curvature * x
-    factor = consensus_factor(loss, gradient.square().sum(), 1.0, None, lr=0.7)
+    factor = consensus_factor(loss, gradient.square().sum(), HEAVY, 1.0, None, lr=0.7)
     assert float(factor) == pytest.approx(min(1.0, 1 / (2 * curvature * 0.7)), rel=1e-12)
 
 
 def test_the_tighter_limit_counts() -> None:
     loss, square, features = (torch.tensor(v, dtype=torch.float64) for v in (8.0, 4.0, 10.0))
-    assert float(consensus_factor(loss, square, 16.0, features, lr=0.1)) == pytest.approx(1 / (0.1 * 16 * 10))
-    assert float(consensus_factor(loss, 1e6 * square, 16.0, features, lr=0.1)) == pytest.approx(
+    assert float(consensus_factor(loss, square, HEAVY, 16.0, features, 0.1)) == pytest.approx(
+        1 / (0.1 * 16 * 10)
+    )
+    light = torch.tensor(
+        1e-4, dtype=torch.float64
+    )  # ‖θ‖ = .01, ‖∇‖ = 2: a hundredth of it is 1e-4 = .1 · 5e-4 · 2
+    assert float(consensus_factor(loss, square, light, 16.0, features, 0.1)) == pytest.approx(5e-4)
+    assert float(consensus_factor(loss, 1e6 * square, HEAVY, 16.0, features, lr=0.1)) == pytest.approx(
         8 / (0.1 * 4e6)
     )
-    assert float(consensus_factor(loss, square, 16.0, features, lr=1e-6)) == 1.0
-    assert float(consensus_factor(0 * loss, 0 * square, 16.0, None, lr=0.1)) == 0.0  # and not 0/0
+    assert float(consensus_factor(loss, square, HEAVY, 16.0, features, lr=1e-6)) == 1.0
+    assert float(consensus_factor(0 * loss, 0 * square, HEAVY, 16.0, None, lr=0.1)) == 0.0  # and not 0/0
 
 
 @pytest.mark.parametrize("lr", [0.5, 5.0, 500.0])
@@ -42,7 +50,11 @@ def test_least_squares_at_the_bounded_rate_converge(lr: float) -> None:
             residual = x @ w - t
             gradient = torch.outer(x, residual)
             loss = 0.5 * residual.square().sum()
-            w -= lr * consensus_factor(loss, gradient.square().sum(), 1.0, x.square().sum(), lr) * gradient
+            w -= (
+                lr
+                * consensus_factor(loss, gradient.square().sum(), HEAVY, 1.0, x.square().sum(), lr)
+                * gradient
+            )
     assert (h @ w - target).square().mean() < 1e-6 * first
 
 

@@ -42,7 +42,8 @@ def test_the_worst_classes_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path:
     x = nn.functional.one_hot(torch.where(right, y, (y + 1) % 7), 7).float()
     data = SimpleNamespace(num_classes=7, classes="abcdefg", batches=lambda split: [(x, y)])
     monkeypatch.setattr(evaluate, "load_deployed", lambda path: (nn.Identity(), data))
-    found = evaluate.evaluate(tmp_path, device="cpu")
+    with RunDirectory.create(tmp_path, SMALL):
+        found = evaluate.evaluate(tmp_path, device="cpu")
     assert found["worst_classes"] == [(name, pytest.approx(c / 6)) for c, name in enumerate("gfedc")]
     assert found["correct"] == 21
 
@@ -51,7 +52,8 @@ OTHER: dict[str, Any] = {
     "data": "mnist", "model": "convnet", "model_options": {"hidden": [9]}, "variant": "baseline", "seed": 43,
     "epochs": 7, "batch_size": 64, "validation": 0.2, "augment": "paper", "optim": OptimConfig(lr=0.5),
     "lift": LiftConfig(dim=5), "precision": "bf16", "compile": False, "graph": False, "deterministic": True,
-    "on_nonfinite": "skip", "eval_every": 2, "keep_embeddings": 3,
+    "on_nonfinite": "skip", "eval_every": 2, "keep_embeddings": 3, "image_size": 16, "mixup": 0.2, "cutmix": 1.0,
+    "label_smoothing": 0.1, "average": 0.9, "init_from": "run",
 }  # fmt: skip
 
 

@@ -140,7 +140,8 @@ def test_every_backward_ends_within_the_limits() -> None:
     square = sum(raw[name].double().square().sum() for name in names)
     features = net.n1[:2](X).detach().double().square().sum(1).mean() + 1
     pull = net.objective(X, Y).consensus.detach().double()
-    s = ps.core.consensus_factor(pull, square, net.rho.double(), features, lr)
+    weights = sum(p.detach().double().square().sum() for p in net.n1.parameters())
+    s = ps.core.consensus_factor(pull, square, weights, net.rho.double(), features, lr)
     assert 0 < float(s) < 1
     for name in names:
         assert torch.allclose(kept[name].double(), s * raw[name].double(), rtol=1e-4)

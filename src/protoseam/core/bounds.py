@@ -15,7 +15,9 @@ from torch import Tensor
 __all__ = ["consensus_factor", "head_factor", "prototype_factors"]
 
 # Measured with SGD (momentum .9) on the first-try panel (benchmarks/first_try.py); docs/method-card.md has the figures.
-KAPPA_CONSENSUS = 1.0
+KAPPA_FEATURES = 1.0
+KAPPA_POLYAK = 1.0
+KAPPA_WEIGHTS = 0.01
 KAPPA_HEAD = 1.0
 KAPPA_PROTOTYPES = 0.1
 _TINY = 1e-30
@@ -24,11 +26,12 @@ _TINY = 1e-30
 def consensus_factor(
     loss: Tensor,
     gradient_square: Tensor,
+    weight_square: Tensor,
     rho: float | Tensor,
     feature_square: Tensor | None,
     lr: float | Tensor,
 ) -> Tensor:
-    """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smaller of two limits.
+    """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smallest of three limits.
 
     *The last layer's curvature.* In the weights of the Linear that ends N1 the consensus term is a least-squares
     problem of curvature ρ·E[hhᵀ], h that layer's input. Noisy gradient steps are stable up to κ/(ρ·E‖h‖²), the limit
@@ -38,17 +41,24 @@ def consensus_factor(
     L/‖∇L‖² = 1/(2c): Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020). Where classes
     overlap L stays above 0, and the first limit is the tighter one.
 
+    *The size of the weights.* A step is at most a hundredth of N1's weights, lr·‖∇L‖ ≤ 0.01·‖θ1‖: larger ones, noisy in
+    small batches, can kill every ReLU before the curvature has grown.
+
     Args:
         loss: the consensus term L of the batch.
         gradient_square: ‖∇L‖² over all parameters of N1.
+        weight_square: ‖θ1‖² of the same parameters.
         rho: the penalty ρ in L.
         feature_square: E‖(h, 1)‖², with the bias; None if N1 does not end in a Linear.
         lr: N1's learning rate.
     """
-    share = loss / (lr * gradient_square + _TINY)
+    share = torch.minimum(
+        KAPPA_POLYAK * loss / (lr * gradient_square + _TINY),
+        KAPPA_WEIGHTS * (weight_square / (gradient_square + _TINY)).sqrt() / lr,
+    )
     if feature_square is not None:
-        share = torch.minimum(share, 1 / (lr * rho * feature_square + _TINY))
-    return (KAPPA_CONSENSUS * share).clamp(max=1.0)
+        share = torch.minimum(share, KAPPA_FEATURES / (lr * rho * feature_square + _TINY))
+    return share.clamp(max=1.0)
 
 
 def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> Tensor:

@@ -82,7 +82,8 @@ class GradientBounds:
         body, head = one, one
         if n1 and self.lr > 0:
             square = _square(n1) / self._weight.square()
-            body = consensus_factor(loss, square, net.rho, features, self.lr).clamp(min=_LEAST)
+            weights = _square([p.detach() for p in net.n1.parameters() if p.grad is not None])
+            body = consensus_factor(loss, square, weights, net.rho, features, self.lr).clamp(min=_LEAST)
             torch._foreach_mul_(n1, body)
         if n2 and self.seam_lr > 0 and isinstance(net.n2, nn.Linear):
             head = head_factor(net.prototypes, net.covariance.factors, self.seam_lr).to(loss.dtype)
