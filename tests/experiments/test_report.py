@@ -14,7 +14,8 @@ import pytest
 from made_up_runs import PLANNED, SCOPE, row, three_seeds
 
 from protoseam.engine.config import ConfigError, to_dict
-from protoseam.experiments import aggregate, documents, paper, reporting, study, tables
+from protoseam.engine.files import read_json
+from protoseam.experiments import aggregate, covariances, documents, paper, reporting, study, tables
 from protoseam.experiments.plans import PLANS, QUICK, Scope
 
 ROOT = Path(__file__).parents[2]
@@ -266,7 +267,8 @@ def test_the_generated_tables_are_those_of_the_results(document: str, tmp_path: 
     copy = tmp_path / "copy.md"
     copy.write_text((ROOT / document).read_text(encoding="utf-8"), encoding="utf-8")
     runs = study.read_study(ROOT / "results" / "paper")
-    assert not documents.fill(copy, documents.blocks(runs)), (
+    found = documents.blocks(runs) | covariances.blocks(runs, ROOT / "results")
+    assert not documents.fill(copy, found), (
         f"{document} differs from the raw results; run: protoseam reproduce all --table-only "
         f"--readme {' '.join(GENERATED)}"
     )
@@ -327,3 +329,34 @@ def test_a_network_that_is_not_studied_in_full_stands_where_it_has_a_run_and_in_
     assert used.rows[0][3:5] == ["0.01", "0.0001"]
     (_, _, (_, config), *_) = PLANS["table1"](Scope(datasets=("tinyimagenet",), models=("vit_s_conv",)))
     assert (config.model, config.model_options) == ("vit_s", {"stem": "conv"})
+
+
+def test_a_covariance_stands_with_its_seeds_and_its_measured_cost(tmp_path: Path) -> None:
+    exact = "cifar100-resnet8-protoseam-42"
+    runs = {exact: row(exact, 0.78)}
+
+    def summary(seed: int, accuracy: float, lr: float = 0.02, **lift: Any) -> dict[str, Any]:
+        config = to_dict(PLANNED[exact])
+        config |= {"seed": seed, "optim": config["optim"] | {"lr": lr}, "lift": config["lift"] | lift}
+        return {"config": config, "epochs": 200, "test_accuracy": accuracy}
+
+    others = [
+        summary(42, 0.77, covariance="running"),
+        summary(44, 0.79, covariance="running"),
+        summary(43, 0.76, covariance="running", structure="diagonal"),
+        summary(43, 0.99, covariance="running", lr=0.05),  # differs in more than the covariance
+    ]
+    cost = {"resnet8": {"exact": 0.2299, "running": 0.0139}}
+    assert [line[1:] for line in covariances.covariance_table(runs, others, cost).rows] == [
+        ["exact: one pass after each epoch", "78.00", "missing", "missing", "78.00", "+23.0 %"],
+        ["running: from the training batches", "77.00", "missing", "79.00", "78.00", "+1.4 %"],
+        ["running, diagonal", "missing", "76.00", "missing", "76.00", "not measured"],
+    ]
+    assert covariances.blocks(runs, tmp_path) == {}
+
+
+def test_every_committed_run_with_another_covariance_is_in_the_table() -> None:
+    folder = ROOT / "results"
+    shown = covariances.blocks(study.read_study(folder / "paper"), folder)["covariance"]
+    for file in folder.glob("covariance/*/summary.json"):
+        assert f"| {100 * read_json(file)['test_accuracy']:.2f} |" in shown, file

@@ -115,10 +115,12 @@ def run(args: argparse.Namespace) -> int:
     written = reporting.write_report(parts, runs, scope, args.report or out / "report")
     print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
     if args.readme:
+        from protoseam.experiments import covariances
         from protoseam.experiments.documents import blocks, fill
 
+        found = blocks(runs, out.as_posix()) | covariances.blocks(runs, out.parent)
         for document in args.readme:
-            changed = fill(document, blocks(runs, out.as_posix()))
+            changed = fill(document, found)
             print(f"{document}: {'rewritten' if changed else 'is up to date'}")
     return 0 if sound and not undrawn else 1
 
