@@ -137,7 +137,7 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
         (["train", "--model=resnet7", "--device=cpu"], "resnet8"),
         (["eval", "/nowhere/at/all"], "there is no directory"),
         (["train", "--lift.draws=0"], "lift.draws must be at least 1, got 0"),
-        (["train", "--lift.antithetic=true"], "lift.draws must be even, got 1"),
+        (["train", "--lift.antithetic=true", "--lift.draws=1"], "lift.draws must be even, got 1"),
         (["train", "--lift.rho_min=20"], "rho_min=20.0 and rho_max=16.0"),
         (["train", "--lift.alpha=-2"], "lift.alpha must be positive, got -2"),
         (["train", "--optim.momentum=1.5"], "momentum must lie in [0, 1), got 1.5"),

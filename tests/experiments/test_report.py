@@ -14,10 +14,12 @@ import pytest
 from made_up_runs import PLANNED, SCOPE, row, three_seeds
 
 from protoseam.engine.config import ConfigError, to_dict
-from protoseam.experiments import aggregate, documents, reporting, study, tables
+from protoseam.engine.files import read_json
+from protoseam.experiments import aggregate, covariances, documents, paper, reporting, study, tables
 from protoseam.experiments.plans import PLANS, QUICK, Scope
 
 ROOT = Path(__file__).parents[2]
+GENERATED = ("README.md", "docs/reproduction.md", "docs/vit-s-search.md")
 
 
 def test_differences_are_paired_and_have_students_interval() -> None:
@@ -60,7 +62,7 @@ def test_only_the_papers_200_epochs_count_on_its_data() -> None:
 
 def test_a_file_counts_only_as_the_run_that_its_name_says() -> None:
     name = "cifar100-vit_s-protoseam-42"
-    plan = PLANS["table1"](Scope())
+    plan = PLANS["table1"](Scope(models=("vit_s",)))
 
     def why(**changes: Any) -> str:
         run = row(name, 0.9)
@@ -106,7 +108,7 @@ def test_a_toy_simulated_with_fewer_samples_is_not_the_papers() -> None:
 
 
 def test_a_report_keeps_nothing_of_an_earlier_one_that_has_no_data_now(tmp_path: Path) -> None:
-    name = "sweep-cifar100-vit_s-rho_max-8-42"
+    name = "sweep-cifar100-vit_s_conv-rho_max-8-42"
     reporting.write_report(["sweep-rho", "table1"], three_seeds() | {name: row(name, 0.7)}, SCOPE, tmp_path)
     (tmp_path / "mine.png").write_bytes(b"")
     before = {path.name for path in tmp_path.iterdir()}
@@ -118,8 +120,8 @@ def test_a_report_keeps_nothing_of_an_earlier_one_that_has_no_data_now(tmp_path:
 
 
 def test_a_sweep_is_mean_lowest_and_highest_beside_the_papers() -> None:
-    at_8 = "sweep-cifar100-vit_s-rho_max-8"
-    values = {f"{at_8}-42": 0.69, f"{at_8}-44": 0.71, "cifar100-vit_s-protoseam-43": 0.7}
+    at_8 = "sweep-cifar100-vit_s_conv-rho_max-8"
+    values = {f"{at_8}-42": 0.69, f"{at_8}-44": 0.71, "cifar100-vit_s_conv-protoseam-43": 0.7}
     runs = {name: row(name, value) for name, value in values.items()}
     points = {point.value: point for point in aggregate.sweep(runs, Scope(), "rho_max")}
     assert points[8].measured == pytest.approx((70.0, 69.0, 71.0))
@@ -190,12 +192,12 @@ def test_the_papers_curves_stand_beside_ours() -> None:
     name = "tinyimagenet-vit_s-protoseam-42"
     run = row(name, 0.5)
     run["metrics"] = [{"epoch": e, "validation_accuracy": 0.4, "loss": {}} for e in range(1, 201)]
-    found = reporting.part_tables("curves", {name: run}, Scope())
+    found = reporting.part_tables("curves", {name: run}, Scope(models=("vit_s",)))
     assert found["curves"].rows[0][3:] == ["1", "5", "40.00", "40.00", "40.00", "7.08"]
     strayed = aggregate.stray(curve)
     assert strayed is not None
     assert found["wavering"].rows == [
-        ["TinyImageNet", "ViT-S", "ProtoSeam", "1", "0.00", f"{strayed * math.sqrt(3):.2f}"]
+        ["TinyImageNet", "ViT-S, linear patches", "ProtoSeam", "1", "0.00", f"{strayed * math.sqrt(3):.2f}"]
     ]
     assert "wavering" not in reporting.part_tables("curves", three_seeds(), SCOPE)  # too short to say
 
@@ -260,19 +262,19 @@ def test_a_note_goes_into_every_form_and_takes_the_papers_columns_away() -> None
     assert "Quick: digits" in tables.latex(table)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/reproduction.md"])
+@pytest.mark.parametrize("document", GENERATED)
 def test_the_generated_tables_are_those_of_the_results(document: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy.md"
     copy.write_text((ROOT / document).read_text(encoding="utf-8"), encoding="utf-8")
     runs = study.read_study(ROOT / "results" / "paper")
-    assert not documents.fill(copy, documents.blocks(runs)), (
-        f"{document} differs from results/paper; run: protoseam reproduce table1 --table-only "
-        "--readme README.md docs/reproduction.md"
+    found = documents.blocks(runs) | covariances.blocks(runs, ROOT / "results")
+    assert not documents.fill(copy, found), (
+        f"{document} differs from the raw results; run: protoseam reproduce all --table-only "
+        f"--readme {' '.join(GENERATED)}"
     )
     # and other results would show
     other = {"cifar100-resnet8-baseline-42": row("cifar100-resnet8-baseline-42", 0.5)}
     assert documents.fill(copy, documents.blocks(other))
-    assert "50.00" in copy.read_text(encoding="utf-8")
 
 
 def test_blocks_are_rewritten_and_the_rest_is_left_alone(tmp_path: Path) -> None:
@@ -306,19 +308,55 @@ def test_the_readme_summary_says_how_many_seeds_and_the_interval() -> None:
     assert "| 77.50 (76.76), 2 of 3 seeds |" in documents.blocks(runs)["results"]
 
 
-def test_a_network_in_place_of_one_of_the_papers_stands_beside_its_numbers_once_it_has_a_run() -> None:
-    name = "cifar100-vit_s_conv-baseline-43"
-    title = "ViT-S, convolutional stem"
+def test_a_network_that_is_not_studied_in_full_stands_where_it_has_a_run_and_in_the_summary_with_three_seeds() -> (
+    None
+):
+    names = [f"cifar100-vit_s-{variant}-{seed}" for variant in paper.VARIANTS for seed in paper.SEEDS]
+    title = "ViT-S, linear patches"
     assert title not in "".join(documents.blocks({}).values())
-    found = documents.blocks({name: row(name, 0.65)})
+    found = documents.blocks({names[1]: row(names[1], 0.65)})
     assert [line for line in found["table1"].splitlines() if title in line] == [
         f"| CIFAR-100 | {title} | Baseline | missing | 65.00 | missing | 65.00 |  | 65.91 | -0.91 |",
         f"| CIFAR-100 | {title} | Unlifted | missing | missing | missing | missing |  | 64.97 |  |",
         f"| CIFAR-100 | {title} | ProtoSeam | missing | missing | missing | missing |  | 70.53 |  |",
     ]
-    assert f"| {title} | 65.00 (65.91), 1 of 3 seeds | missing (64.97) |" in found["results"]
-    assert "Of the paper's 54 runs, 0 are in" in found["results"]  # it is none of them
+    assert title not in found["results"]
+    assert "Of the study's 54 runs, 0 are in" in found["results"]
+    assert found["results"].count("| ViT-S, convolutional stem | missing") == 3  # this one always stands
+    complete = documents.blocks({name: row(name, 0.65) for name in names})["results"]
+    assert f"| {title} | 65.00 (65.91) | 65.00 (64.97) | 65.00 (70.53) |" in complete
     used = tables.hyperparameters({}, Scope(datasets=("cifar100",), models=("vit_s_conv",)))
     assert used.rows[0][3:5] == ["0.01", "0.0001"]
     (_, _, (_, config), *_) = PLANS["table1"](Scope(datasets=("tinyimagenet",), models=("vit_s_conv",)))
     assert (config.model, config.model_options) == ("vit_s", {"stem": "conv"})
+
+
+def test_a_covariance_stands_with_its_seeds_and_its_measured_cost(tmp_path: Path) -> None:
+    exact = "cifar100-resnet8-protoseam-42"
+    runs = {exact: row(exact, 0.78)}
+
+    def summary(seed: int, accuracy: float, lr: float = 0.02, **lift: Any) -> dict[str, Any]:
+        config = to_dict(PLANNED[exact])
+        config |= {"seed": seed, "optim": config["optim"] | {"lr": lr}, "lift": config["lift"] | lift}
+        return {"config": config, "epochs": 200, "test_accuracy": accuracy}
+
+    others = [
+        summary(42, 0.77, covariance="running"),
+        summary(44, 0.79, covariance="running"),
+        summary(43, 0.76, covariance="running", structure="diagonal"),
+        summary(43, 0.99, covariance="running", lr=0.05),  # differs in more than the covariance
+    ]
+    cost = {"resnet8": {"exact": 0.2299, "running": 0.0139}}
+    assert [line[1:] for line in covariances.covariance_table(runs, others, cost).rows] == [
+        ["exact: one pass after each epoch", "78.00", "missing", "missing", "78.00", "+23.0 %"],
+        ["running: from the training batches", "77.00", "missing", "79.00", "78.00", "+1.4 %"],
+        ["running, diagonal", "missing", "76.00", "missing", "76.00", "not measured"],
+    ]
+    assert covariances.blocks(runs, tmp_path) == {}
+
+
+def test_every_committed_run_with_another_covariance_is_in_the_table() -> None:
+    folder = ROOT / "results"
+    shown = covariances.blocks(study.read_study(folder / "paper"), folder)["covariance"]
+    for file in folder.glob("covariance/*/summary.json"):
+        assert f"| {100 * read_json(file)['test_accuracy']:.2f} |" in shown, file

@@ -120,6 +120,8 @@ def test_all_keeps_to_the_data_and_networks_asked_for(
         "sweep-k",
         "curves",
     ]
+    missing = (tmp_path / "report" / "index.md").read_text()
+    assert "- sweep-cifar100-vit_s-rho_max-8-42\n" in missing  # the sweeps are of the ViT-S asked for
     assert parts("--variants", "baseline") == ["table1", "curves", "clusters", "toy"]
 
 
@@ -165,7 +167,7 @@ def test_without_matplotlib_the_tables_are_there_and_it_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting, "can_draw", lambda: False)
-    name = "sweep-cifar100-vit_s-rho_max-8-42"
+    name = "sweep-cifar100-vit_s_conv-rho_max-8-42"
     out = written(tmp_path / "study", {name: row(name, 0.69)})
     assert main(["reproduce", "sweep-rho", "--table-only", "--out", str(out)]) == 1
     assert "pip install -e '.[report]'" in capsys.readouterr().err

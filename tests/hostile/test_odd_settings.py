@@ -18,12 +18,12 @@ from protoseam.errors import DataError
     ("text", "why"),
     [
         ("epochs: 1:30", "epochs must be a whole number, got '1:30'"),
-        ("optim: {lr: 1:30.5}", r"optim\.lr must be a number, got '1:30\.5'"),
+        ("optim: {lr: 1:30.5}", r"optim\.lr must be a number or null, got '1:30\.5'"),
         ("seed: 010", "seed must be a whole number, got '010'"),
         ("optim: {warmup_epochs: .inf}", r"optim\.warmup_epochs must be a number, got inf"),
         ("lift: {rho_max: .inf}", r"lift\.rho_max must be a number, got inf"),
         ("lift: {alpha: .nan}", r"lift\.alpha must be a number, got nan"),
-        (f"optim: {{lr: 1{'0' * 400}}}", r"optim\.lr must be a number, got 1000"),
+        (f"optim: {{lr: 1{'0' * 400}}}", r"optim\.lr must be a number or null, got 1000"),
     ],
 )
 def test_numbers_that_are_none(text: str, why: str) -> None:
@@ -54,7 +54,7 @@ def test_a_clock_time_is_no_number_on_the_command_line(
 def test_a_dotted_name_in_a_file_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.yaml").write_text("optim.lr: 1:30\n")
     assert main(["train", f"--config={tmp_path / 'c.yaml'}"]) == 1
-    assert "optim.lr must be a number, got '1:30'" in capsys.readouterr().err
+    assert "optim.lr must be a number or null, got '1:30'" in capsys.readouterr().err
 
 
 def test_names_that_are_too_long() -> None:

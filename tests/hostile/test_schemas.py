@@ -17,7 +17,7 @@ from made_up_runs import three_seeds, written
 from protoseam.cli.main import main
 from protoseam.data import cache
 from protoseam.engine import checkpoint, session
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.engine.evaluate import evaluate
 from protoseam.engine.files import StorageError
 from protoseam.engine.rundir import RunDirectory
@@ -254,4 +254,4 @@ def test_a_manifest_of_impossible_sizes_is_damage(size: str, tmp_path: Path) -> 
 
 
 def test_settings_in_the_summary_are_the_runs(run: Path) -> None:
-    assert session.resume(run, quiet=True)["config"] == dataclasses.asdict(SMALL)
+    assert session.resume(run, quiet=True)["config"] == dataclasses.asdict(resolved(SMALL))

@@ -30,7 +30,7 @@ WHAT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from protoseam.experiments import paper
-    from protoseam.experiments.recipes import NETWORKS
+    from protoseam.experiments.recipes import NETWORKS, STUDIED
 
     parts = "; ".join(f"{part}: {what}" for part, what in WHAT.items())
     parser.add_argument("part", choices=WHAT, metavar="PART", help=parts)
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--models",
         nargs="+",
         choices=NETWORKS,
-        help=f"{' and '.join(paper.MODELS)} unless said; the others stand in for one of these",
+        help=f"{' and '.join(STUDIED)} unless said; the sweeps take the first ViT-S named",
     )
     parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int)
@@ -115,19 +115,25 @@ def run(args: argparse.Namespace) -> int:
     written = reporting.write_report(parts, runs, scope, args.report or out / "report")
     print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
     if args.readme:
+        from protoseam.experiments import covariances
         from protoseam.experiments.documents import blocks, fill
 
+        found = blocks(runs, out.as_posix()) | covariances.blocks(runs, out.parent)
         for document in args.readme:
-            changed = fill(document, blocks(runs, out.as_posix()))
+            changed = fill(document, found)
             print(f"{document}: {'rewritten' if changed else 'is up to date'}")
     return 0 if sound and not undrawn else 1
 
 
 def _scope(args: argparse.Namespace) -> Scope:
     from protoseam.experiments.plans import QUICK, Scope
+    from protoseam.experiments.recipes import network
 
     names = ("datasets", "models", "variants", "seeds", "epochs", "data_root")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    candidates = [model for model in args.models or () if network(model) == "vit_s"]
+    if candidates:
+        given["sweep"] = f"cifar100-{candidates[0]}"
     return dataclasses.replace(QUICK if args.quick else Scope(), **given)
 
 

@@ -222,8 +222,10 @@ class RunConfig:
         self._check_mixing()
         for name in ("dim", "draws"):
             value = getattr(self.lift, name)
-            if value is not None and not 1 <= value <= _MOST_LIFTED:
-                raise ConfigError(f"lift.{name} must be at least 1 and at most {_MOST_LIFTED:,}, got {value}")
+            if value is not None and value < 1:
+                raise ConfigError(f"lift.{name} must be at least 1, got {value}")
+            if value is not None and value > _MOST_LIFTED:
+                raise ConfigError(f"lift.{name} must be at most {_MOST_LIFTED:,}, got {value}")
         if self.lift.seam_speed is not None and not 0 < self.lift.seam_speed < math.inf:
             raise ConfigError(f"lift.seam_speed must be positive, got {self.lift.seam_speed}")
         if self.lift.antithetic and self.lift.draws is not None and self.lift.draws % 2:

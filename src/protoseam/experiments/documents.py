@@ -9,11 +9,11 @@ from pathlib import Path
 
 from protoseam.engine.config import ConfigError
 from protoseam.engine.files import write_atomically
-from protoseam.experiments import aggregate, paper, tables
+from protoseam.experiments import aggregate, tables
 from protoseam.experiments.aggregate import Cell, Difference, Runs
 from protoseam.experiments.plans import Scope
 from protoseam.experiments.plans import table_1 as plan_of_table_1
-from protoseam.experiments.recipes import NETWORKS, TITLES
+from protoseam.experiments.recipes import NETWORKS, STUDIED, TITLES
 from protoseam.experiments.reporting import inventory
 
 __all__ = ["blocks", "fill"]
@@ -22,12 +22,13 @@ __all__ = ["blocks", "fill"]
 def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
     """The generated blocks by name, of the paper's whole study, whose files lie in ``where``.
 
-    A network that stands in for one of the paper's has its lines where at least one run is there.
+    A network that the study does not run in full has its lines where at least one run is there, and in the summary
+    where it has every seed.
     """
     scope = Scope(models=NETWORKS)
     counted = aggregate.counted(plan_of_table_1(scope), runs)
     every = aggregate.cells(counted, scope)
-    begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in paper.MODELS}
+    begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in STUDIED}
     cells = [cell for cell in every if (cell.data, cell.model) in begun]
     return {
         "results": _summary(cells, scope, where),
@@ -42,16 +43,18 @@ def _summary(cells: list[Cell], scope: Scope, where: str) -> str:
     """A line for each data set and network: means, and ProtoSeam's distance to Baseline."""
     rows = []
     for gain in aggregate.differences(cells):
-        if gain.variants == ("protoseam", "baseline"):
-            own = [_mean(c, scope) for c in cells if (c.data, c.model) == (gain.data, gain.model)]
-            rows.append([TITLES[gain.data], TITLES[gain.model], *own, _gain(gain)])
+        own = [cell for cell in cells if (cell.data, cell.model) == (gain.data, gain.model)]
+        stands = gain.model in STUDIED or all(len(cell.by_seed) == len(scope.seeds) for cell in own)
+        if stands and gain.variants == ("protoseam", "baseline"):
+            means = [_mean(cell, scope) for cell in own]
+            rows.append([TITLES[gain.data], TITLES[gain.model], *means, _gain(gain)])
     header = ("data", "network", *(TITLES[v] for v in scope.variants), "ProtoSeam − Baseline")
-    papers = [cell for cell in cells if cell.model in paper.MODELS]
-    there = sum(len(cell.by_seed) for cell in papers)
+    planned = [cell for cell in cells if cell.model in STUDIED]
+    there = sum(len(cell.by_seed) for cell in planned)
     words = (
         f"Mean test accuracy in % over seeds {', '.join(map(str, scope.seeds))}, the paper's in parentheses; the "
         "difference is paired over the seeds both have, with a 95 % interval from two on. Of the "
-        f"paper's {len(papers) * len(scope.seeds)} runs, {there} are in [{where}]({where}); *missing* was not run "
+        f"study's {len(planned) * len(scope.seeds)} runs, {there} are in [{where}]({where}); *missing* was not run "
         "yet.\n\n"
     )
     return words + tables.markdown(tables.Table("", header, rows))
