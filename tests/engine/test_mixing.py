@@ -132,7 +132,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         ({"cutmix": float("inf")}, "cutmix is α of a Beta distribution"),
         ({"label_smoothing": 1.0}, "label_smoothing is a share"),
         ({"average": 1.0}, "average is the decay"),
-        ({"optim": OptimConfig(clip=0.0)}, "optim.clip is the largest norm"),
+        ({"optim": OptimConfig(clip=-1.0)}, "optim.clip is the largest norm"),
         ({"image_size": 2}, "image_size must be at least 4"),
     ],
 )

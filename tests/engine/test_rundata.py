@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 import sys
 from pathlib import Path
@@ -165,7 +164,7 @@ def test_an_older_runs_settings_stay_in_force(here: Path) -> None:
         del stored[name]
     file.write_text(yaml.safe_dump({**stored, "batch_size": 128}))
     config = RunDirectory(here / "run").read_config()
-    assert config.optim.clip == math.inf
+    assert config.optim.clip == 0.0
     assert (config.lift.bounded, config.lift.seam_speed) == (False, 1.0)
     assert config.batch_size == 128
     resume(here / "run", quiet=True)

@@ -54,7 +54,7 @@ class OptimConfig:
         name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay).
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
             data set, 1.0 for data of one's own, whose small batches can otherwise end any rate's training at
-            chance. inf: none.
+            chance. 0: none.
     """
 
     lr: float | None = None
@@ -210,10 +210,9 @@ class RunConfig:
             )
         if self.optim.lr is not None and not self.optim.lr > 0:
             raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
-        if self.optim.clip is not None and not self.optim.clip > 0:
+        if self.optim.clip is not None and not self.optim.clip >= 0:
             raise ConfigError(
-                f"optim.clip is the largest norm of the gradients and must be positive, got {self.optim.clip}; inf "
-                "is no limit"
+                f"optim.clip is the largest norm of the gradients, 0 for no limit; got {self.optim.clip}"
             )
         if not 0 <= self.optim.momentum < 1:
             raise ConfigError(f"optim.momentum must lie in [0, 1), got {self.optim.momentum}")
@@ -302,7 +301,7 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
     if is_catalogued(str(values.get("data"))):
         return values
     before: dict[str, dict[str, Any]] = {
-        "optim": {"clip": math.inf},
+        "optim": {"clip": 0.0},
         "lift": {"seam_speed": _PAPER_SPEED, "bounded": False},
     }
     filled = {k: {**old, **values[k]} for k, old in before.items() if isinstance(values.get(k), dict)}

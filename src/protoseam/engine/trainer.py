@@ -113,7 +113,7 @@ class Run:
             momentum=config.optim.momentum,
             low=torch.bfloat16 if fast else None,
             keep=_float32_parameters(self.objective),
-            clip=config.optim.clip,
+            clip=config.optim.clip or None,
         )
         self.first_size = self.optimizer.size()
         self.average = (
