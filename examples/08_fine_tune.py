@@ -38,15 +38,16 @@ loader = DataLoader(TensorDataset(x_new[train], y_new[train]), batch_size=32, sh
 net = ps.lift(model, num_classes=5)
 # The body at a third of the rate of the new layer; body_lr=0 would freeze it.
 optimizer = torch.optim.AdamW(net.param_groups(lr=3e-3, body_lr=1e-3))
-for epoch in net.epochs(loader, 3):
-    if epoch == 0:
-        net.refit_head()  # N2 starts as the linear discriminant of the prototypes
+for _ in net.epochs(loader, 3):
     for batch, target in loader:
         loss = net.objective(batch, target).total
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
+net.refit_head(
+    loader
+)  # N2 as the linear discriminant of the embeddings: in three epochs it has not learned enough
 plain = net.deploy(fold=True)
 with torch.no_grad():
     accuracy = (plain(x_new[test]).argmax(1) == y_new[test]).double().mean()

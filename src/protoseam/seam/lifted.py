@@ -25,7 +25,7 @@ from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
 from protoseam.seam.bounding import GradientBounds, bounded, watched_features
 from protoseam.seam.classifier import deploy_at, deploy_halves, last_linear
-from protoseam.seam.covariance import AbstractCovariance, Refreshed, RunningCovariance
+from protoseam.seam.covariance import DEFAULT_FLOOR, AbstractCovariance, Refreshed, RunningCovariance
 from protoseam.seam.groups import parameter_groups
 from protoseam.seam.guards import (
     SeamError,
@@ -380,14 +380,28 @@ class Lifted(nn.Module):
             )
 
     @torch.no_grad()
-    def refit_head(self) -> None:
-        """Set N2 in closed form: the linear discriminant of the prototypes and the pooled Σ̃, as now estimated.
+    def refit_head(self, loader: Iterable[Any] | None = None) -> None:
+        """Set N2 in closed form, as a linear discriminant; N2 must be one Linear with a bias.
 
-        For a head that has had too few steps, in short schedules and fine-tuning. N2 must be one Linear with a bias.
+        For a head that has had too few steps. Without data it is the discriminant of the prototypes and the pooled Σ̃
+        as now estimated: where N2 starts well. With the training data it is that of the embeddings' own class means and
+        pooled covariance, which N1 may not have brought to the prototypes yet: after a schedule of a few epochs.
+
+        Args:
+            loader: the training data, or None.
         """
         self._check_ready()
-        covariance_KK = pooled_covariance(self.covariance.factors, self.dim)
-        refit_linear(self.n2, self.prototypes, covariance_KK, self._weights(), what="refit_head")
+        if loader is None:
+            covariance_KK = pooled_covariance(self.covariance.factors, self.dim)
+            refit_linear(self.n2, self.prototypes, covariance_KK, self._weights(), what="refit_head")
+            return
+        z_NK, y_N = self._swept(loader, None, "refit_head")
+        count_C, mean_CK, (covariance_KK,) = class_moments(
+            z_NK, y_N, self.num_classes, structure="shared", reduce=all_reduce()
+        )
+        floored_KK = covariance_KK + DEFAULT_FLOOR**2 * torch.eye(self.dim).to(covariance_KK)
+        prior_C = count_C if self.class_weights == "frequency" else None
+        refit_linear(self.n2, mean_CK, floored_KK, prior_C, what="refit_head")
 
     @torch.no_grad()
     def calibrate(self, loader: Iterable[Any]) -> float:
