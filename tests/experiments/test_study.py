@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict
+from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, resolved
 from protoseam.engine.files import StorageError
 from protoseam.engine.rundir import RunDirectory
 from protoseam.engine.session import train
@@ -193,7 +193,7 @@ def test_recipes_are_found_by_name_and_committed_runs_used_them() -> None:
         recipe("cifar100-resnet8")
     for name, row in study.read_study(RESULTS).items():
         if name in planned:
-            assert from_dict(row["config"]).optim == planned[name].optim
+            assert resolved(from_dict(row["config"])).optim == planned[name].optim
             assert row["config"]["seed"] == planned[name].seed
             assert row["config"]["model_options"] == planned[name].model_options
             assert row["epochs"] == 200

@@ -39,8 +39,8 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
         [f"--batch_size {better}"] if better < batch_size and samples // batch_size < 2 * FEW_STEPS else []
     )
     options.append(f"--epochs {2 * config.epochs}")
-    options.append(f"--optim.lr {lr / 5:g}" if config.optim.name == "sgd" else f"--optim.lr {lr * 3:g}")
-    if config.optim.name == "sgd":
+    options.append(f"--optim.lr {lr / 5:g}" if config.optim.name != "adamw" else f"--optim.lr {lr * 3:g}")
+    if config.optim.name != "adamw":
         options.append("--optim.name adamw with its own learning rate")
     if config.optim.clip is None or config.optim.clip > 1:
         options.append("--optim.clip 1")

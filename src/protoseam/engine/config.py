@@ -51,7 +51,8 @@ class OptimConfig:
             and 0.01 for adamw (torch's).
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
-        name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay).
+        name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay). null: adamw for
+            data of one's own if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
             data set, 1.0 for data of one's own, whose small batches can otherwise end any rate's training at
             chance. 0: none.
@@ -61,12 +62,12 @@ class OptimConfig:
     weight_decay: float | None = None
     momentum: float = 0.9
     warmup_epochs: float = 5.0
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: Literal["sgd", "adamw"] | None = None
     clip: float | None = None
 
     def resolved(self) -> tuple[float, float]:
         """(learning rate, weight decay), with the optimizer's defaults where the config names none."""
-        lr, decay = _RATES[self.name]
+        lr, decay = _RATES[self.name or "sgd"]
         return lr if self.lr is None else self.lr, decay if self.weight_decay is None else self.weight_decay
 
 
@@ -274,9 +275,11 @@ def resolved(config: RunConfig) -> RunConfig:
     from protoseam.data.loading import is_catalogued
     from protoseam.seam.groups import SEAM_SPEED
 
-    lr, decay = config.optim.resolved()
-    batch_size, clip, lift = config.batch_size, config.optim.clip, config.lift
     catalogued = is_catalogued(config.data)
+    usual: Literal["sgd", "adamw"] = "sgd" if catalogued or config.optim.lr is not None else "adamw"
+    optim = dataclasses.replace(config.optim, name=config.optim.name or usual)
+    lr, decay = optim.resolved()
+    batch_size, clip, lift = config.batch_size, optim.clip, config.lift
     bounded = lift.bounded if lift.bounded is not None else not catalogued
     speed = lift.seam_speed if lift.seam_speed is not None else _PAPER_SPEED if catalogued else SEAM_SPEED
     draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
@@ -289,7 +292,7 @@ def resolved(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         config,
         batch_size=batch_size,
-        optim=dataclasses.replace(config.optim, lr=lr, weight_decay=decay, clip=clip),
+        optim=dataclasses.replace(optim, lr=lr, weight_decay=decay, clip=clip),
         lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws),
     )
 
@@ -301,7 +304,7 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
     if is_catalogued(str(values.get("data"))):
         return values
     before: dict[str, dict[str, Any]] = {
-        "optim": {"clip": 0.0},
+        "optim": {"clip": 0.0, "name": "sgd"},
         "lift": {"seam_speed": _PAPER_SPEED, "bounded": False},
     }
     filled = {k: {**old, **values[k]} for k, old in before.items() if isinstance(values.get(k), dict)}

@@ -107,7 +107,7 @@ class Run:
         if fast and triton:
             models.accelerate(self.objective, self.data.sample_shape)
         lr, decay = config.optim.resolved()
-        kind = {"sgd": FlatSGD, "adamw": FlatAdamW}[config.optim.name]
+        kind = FlatAdamW if config.optim.name == "adamw" else FlatSGD
         self.optimizer = kind(
             self.objective.param_groups(lr, decay),
             momentum=config.optim.momentum,

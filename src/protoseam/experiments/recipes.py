@@ -139,7 +139,7 @@ def _of_the_paper(data: str, model: str, variant: Variant) -> Recipe:
     lr, decay = paper.TUNED[data, built, "protoseam" if variant == "protoseam" else "baseline"]
 
     def make() -> RunConfig:
-        optim = OptimConfig(lr=lr, weight_decay=decay)
+        optim = OptimConfig(lr=lr, weight_decay=decay, name="sgd")
         return _audited(
             RunConfig(
                 data=data,
@@ -183,7 +183,7 @@ def _of_our_own(data: str, model: str, variant: Variant) -> Recipe:
 
     def make() -> RunConfig:
         settings = dict(_OWN_SETTINGS[data])
-        optim = OptimConfig(lr=lr, weight_decay=decay, **settings.pop("optim"))
+        optim = OptimConfig(lr=lr, weight_decay=decay, name="sgd", **settings.pop("optim"))
         lift = dataclasses.replace(_PAPER_LIFT, **settings.pop("lift", {}))
         return _audited(
             RunConfig(
