@@ -249,6 +249,28 @@ def test_a_seam_that_learns_is_left_in_peace() -> None:
         epoch_of(net, 10, 19, 100)
 
 
+def test_a_look_at_the_head_changes_nothing_of_it() -> None:
+    n2 = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+    halves = nn.Linear(6, DIM), n2
+    net = ps.lift(halves, dim=DIM, num_classes=CLASSES, init="random", covariance=ps.IsotropicCovariance())
+    net.set_progress(19, 100)
+    before, drawn = {k: v.clone() for k, v in n2.state_dict().items()}, torch.get_rng_state()
+    net.refresh()
+    assert net._loop.said  # it did look
+    assert same(n2.state_dict(), before)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert n2.training
+
+
+def test_very_many_classes_are_not_looked_at() -> None:
+    """A look at n classes takes n×n numbers, which the rest of the seam avoids."""
+    halves = nn.Linear(6, 2), nn.Linear(2, 2001)
+    net = ps.lift(halves, init="random", covariance=ps.IsotropicCovariance())
+    net.set_progress(19, 100)
+    net.refresh()
+    assert not net._loop.said
+
+
 def grouped(**options: Any) -> list[tuple[str, float, int]]:
     net = lifted()
     return [(g["name"], g["lr"], len(g["params"])) for g in net.param_groups(0.1, **options)]

@@ -54,8 +54,8 @@ class OptimConfig:
         name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay). null: adamw for
             data of one's own if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
-            data set, 1.0 for data of one's own, whose small batches can otherwise end any rate's training at
-            chance. 0: none.
+            data set and where lift.bounded does its work, else 1.0: small batches can otherwise end any rate's
+            training at chance. 0: none.
     """
 
     lr: float | None = None
@@ -94,7 +94,7 @@ class LiftConfig:
         seam_speed: learning rate of N2 and the prototypes, relative to N1's; null: 1 for a catalogued data set (the
             paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
         bounded: keep gradients within the limits that follow from the objective, so that rates usual for
-            cross-entropy do not diverge; null: only for data of one's own (the paper does not).
+            cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
     """
 
     dim: int = 32
@@ -285,10 +285,9 @@ def resolved(config: RunConfig) -> RunConfig:
     draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
-    elif clip is None and not (
-        bounded and config.variant == "protoseam"
-    ):  # bounded gradients need no second limit
-        clip = _OWN_CLIP
+    elif clip is None:
+        lifted = bounded and config.variant == "protoseam"  # whose gradients need no second limit
+        clip = None if lifted else _OWN_CLIP
     return dataclasses.replace(
         config,
         batch_size=batch_size,

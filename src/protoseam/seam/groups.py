@@ -8,8 +8,9 @@ from torch import nn
 
 __all__ = ["SEAM_SPEED", "parameter_groups"]
 
-# N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 1,
-# 5, 10, 20, 40 and 100 times N1's rate, 20 and 40 did best on the first-try panel (benchmarks/first_try.py).
+# N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 10,
+# 20, 40 and 100 times N1's rate, and of 1 and 5 with prototypes that started apart, 20 and 40 did best on the panel of
+# first tries (results/first_try/trials.jsonl).
 SEAM_SPEED = 30.0
 
 

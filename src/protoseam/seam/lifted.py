@@ -49,6 +49,7 @@ from protoseam.seam.loop import LoopGuard, each_epoch
 from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import all_reduce, broadcast, world_size
 from protoseam.seam.prototypes import Init, first_prototypes
+from protoseam.seam.split import evaluating
 
 __all__ = ["Lifted", "Terms"]
 
@@ -375,9 +376,11 @@ class Lifted(nn.Module):
         self._loop.refreshed()
         epoch, epochs = self.progress.tolist()
         if self.check_steps and epochs > 1:
-            self._loop.judge(
-                self.head, self.prototypes, self.covariance.factors, self.alpha, int(epoch), int(epochs)
-            )
+            # a look must leave dropout's draws and BatchNorm's statistics as they are
+            with evaluating(self.n2):
+                self._loop.judge(
+                    self.head, self.prototypes, self.covariance.factors, self.alpha, int(epoch), int(epochs)
+                )
 
     @torch.no_grad()
     def refit_head(self, loader: Iterable[Any] | None = None) -> None:

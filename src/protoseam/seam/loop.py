@@ -24,6 +24,7 @@ __all__ = ["LoopGuard", "each_epoch"]
 _UNKNOWN_SIZE = 50_000  # samples of an epoch, where no sweep has counted them
 _FEW_STEPS = 10
 _SAMPLES = 2000  # drawn for a look at the head
+_MOST_CLASSES = 2000  # beyond them a look would hold matrices of n×n doubles, 32 MB each
 
 
 def each_epoch(
@@ -102,10 +103,10 @@ class LoopGuard:
         epochs: int,
     ) -> None:
         """After a fifth of the epochs: are the classes apart, and has the head learned its own samples?"""
-        if epoch + 1 < max(3, epochs / 5) or {"near", "head"} <= self.said:
+        C, K = prototypes_CK.shape
+        if C > _MOST_CLASSES or epoch + 1 < max(3, epochs / 5) or {"near", "head"} <= self.said:
             return
         s_CK = prototypes_CK.double()
-        C, K = s_CK.shape
         gap, (i, j) = _nearest(s_CK)
         if gap < 1 / alpha:
             self._say(
