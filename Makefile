@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"ProtoSeam needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[vision,report,tune,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,vision,report,tune,sklearn,lightning,timm,huggingface,loggers,onnx,docs,dev]'
 	touch $@
 
 demo: $(STAMP)  ## Baseline, Unlifted and ProtoSeam on the digits, on a CPU
@@ -19,7 +19,7 @@ test: lint types  ## every check and every test
 	$(BIN)/python -m pytest -q
 
 torture: $(STAMP)  ## the long forms of the reliability tests, about an hour; writes results/torture
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[vision,report,tune,dev,fuzz]' 'psycopg[binary]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,vision,report,tune,dev,fuzz]' 'psycopg[binary]'
 	$(BIN)/python torture/all.py
 
 lint: $(STAMP)

@@ -27,13 +27,13 @@ import numpy as np
 import torch
 
 from protoseam.core.covariance import class_moments, factorize
-from protoseam.data.dataset import ArrayDataset
-from protoseam.data.loading import load
-from protoseam.engine.auditing import quick_audit
-from protoseam.engine.config import OptimConfig, RunConfig
-from protoseam.engine.pack import run_epoch_together
-from protoseam.engine.rundir import environment
-from protoseam.engine.trainer import Run
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.data.loading import load
+from protoseam.lab.engine.auditing import quick_audit
+from protoseam.lab.engine.config import OptimConfig, RunConfig
+from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.rundir import environment
+from protoseam.lab.engine.trainer import Run
 from protoseam.theory import FULL, QUICK, audit_seam, linear_head
 
 EVERY = 10

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protoseam.data.augment import Augmentation, augment
+from protoseam.lab.pipeline.augment import Augmentation, augment
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
@@ -57,7 +57,7 @@ def graph_replay(call: Callable[[], Tensor]) -> Callable[[], None]:
 
 
 def by_kernels(levels: Tensor, indices: Tensor, *, dtype: torch.dtype, **options: Any) -> Tensor:
-    from protoseam.data.augment_kernels import augment_rows
+    from protoseam.lab.kernels.augment import augment_rows
 
     out = torch.empty_like(levels, dtype=dtype)
     augment_rows(out, levels, indices, **options)

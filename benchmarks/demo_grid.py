@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import protoseam as ps
-from protoseam.experiments import demo
+from protoseam.lab.experiments import demo
 
 # The paper's grid (§tech_details), longer at both ends so that no winner lies on an edge.
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

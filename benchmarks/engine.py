@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from protoseam.data.dataset import ArrayDataset
-from protoseam.engine.config import LiftConfig, RunConfig
-from protoseam.engine.pack import run_epoch_together
-from protoseam.engine.rundir import environment
-from protoseam.engine.trainer import Run
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.engine.config import LiftConfig, RunConfig
+from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.rundir import environment
+from protoseam.lab.engine.trainer import Run
 
 BATCH = 128
 
@@ -127,7 +127,7 @@ def begin(run: Run) -> None:
 
 def part_step(data: ArrayDataset, rate: float) -> dict[str, Any]:
     """Share of the matrix rate that one training step reaches, alone."""
-    from protoseam import models
+    from protoseam.lab import models
 
     out = {}
     for name in ("resnet8", "resnet18", "vit_s"):
@@ -279,7 +279,7 @@ def part_usual(data: ArrayDataset, rate: float) -> dict[str, Any]:
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms as T
 
-    from protoseam import models
+    from protoseam.lab import models
 
     class Images(Dataset[tuple[torch.Tensor, int]]):
         transform = T.Compose(

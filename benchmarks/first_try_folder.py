@@ -49,7 +49,7 @@ def main() -> None:
             (root / "shapes" / shape).mkdir(parents=True)
             for i in range(60):
                 draw(shape, rng).save(root / "shapes" / shape / f"{i}.png")
-        command = [sys.executable, "-m", "protoseam.cli.main", "train", "--data", str(root / "shapes")]
+        command = [sys.executable, "-m", "protoseam.lab.cli.main", "train", "--data", str(root / "shapes")]
         command += ["--epochs", "40", "--quiet", "true", "--data_root", str(root / "cache")]
         for seed in (42, 43, 44):
             for name in ("sgd", "adamw"):

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import engine
 import torch
 
-import engine
-from protoseam.data.dataset import ArrayDataset
-from protoseam.engine.trainer import Run
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.engine.trainer import Run
 
 RUNS, STEPS = 6, 50
 

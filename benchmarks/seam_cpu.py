@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import protoseam as ps
-from protoseam import models
-from protoseam.engine.rundir import environment
+from protoseam.lab import models
+from protoseam.lab.engine.rundir import environment
 
 
 def main() -> None:

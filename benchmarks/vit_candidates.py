@@ -25,13 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protoseam import models
-from protoseam.data.loading import load
-from protoseam.engine.pack import run_epoch_together
-from protoseam.engine.rundir import environment
-from protoseam.engine.trainer import Run
-from protoseam.experiments.recipes import recipe
-from protoseam.models.vit import VisionTransformer, vit_s
+from protoseam.lab import models
+from protoseam.lab.data.loading import load
+from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.rundir import environment
+from protoseam.lab.engine.trainer import Run
+from protoseam.lab.experiments.recipes import recipe
+from protoseam.lab.models.vit import VisionTransformer, vit_s
 
 # B batch, L tokens, D width of a token, A heads, E width of a head
 

@@ -19,10 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from protoseam.engine.rundir import environment
-from protoseam.models import vit_kernels, vit_launches
-from protoseam.models.vit_kernels import _normal_tail
-from protoseam.models.vit_launches import described
+from protoseam.lab.engine.rundir import environment
+from protoseam.lab.kernels import vit as vit_kernels
+from protoseam.lab.kernels import vit_launches
+from protoseam.lab.kernels.vit import _normal_tail
+from protoseam.lab.kernels.vit_launches import described
 
 BLOCKS, BATCH, TOKENS, WIDTH, HIDDEN, HEADS = 6, 128, 64, 256, 1024, 8
 T, D, F = BATCH * TOKENS, WIDTH, HIDDEN

@@ -1,99 +1,124 @@
-"""The one-way street: which room may import which, read off the source."""
+"""The one-way street: which room may import which, and that the library needs torch and numpy alone."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "src" / "protoseam"
-MODULES = sorted(ROOT.rglob("*.py"))
+import rooms
 
-# What each room may import beside itself and errors.py, which everyone may.
-BELOW = {"core", "seam", "models", "data"}
+LIBRARY = {"core", "seam", "theory", "errors", "protoseam"}
 ALLOWED: dict[str, set[str]] = {
-    "core": set(),
-    "theory": {"core"},
-    "seam": {"core"},
-    "models": set(),
-    "data": set(),
-    "adapters": {"core", "seam"},
-    "engine": BELOW | {"theory"},
-    "experiments": BELOW | {"engine", "theory"},
-    "report": BELOW | {"engine", "theory", "experiments"},
-    "cli": BELOW | {"engine", "theory", "experiments", "report"},
     "errors": set(),
-    "__init__": {"core", "seam"},  # the names users meet
+    "core": {"errors"},
+    "seam": {"core", "errors"},
+    "theory": {"core", "errors"},
+    "protoseam": {"core", "seam", "errors"},  # the names users meet
+    "adapters": {"core", "seam", "errors", "protoseam"},
+    "__main__": {"lab.cli"},
+    "lab": set(),
+    "lab.data": {"lab", "errors"},
+    "lab.models": {"lab", "errors"},
+    "lab.kernels": {"lab", "lab.models", "lab.pipeline", "core", "errors"},
+    "lab.pipeline": {"lab", "lab.data", "lab.kernels", "errors"},
+    "lab.engine": {"lab", "lab.data", "lab.models", "lab.kernels", "lab.pipeline", *LIBRARY},
 }
-# protoseam's own names, re-exported from core and seam: `import protoseam as ps` counts as those
-PUBLIC = {"core", "seam"}
+ALLOWED["lab.experiments"] = ALLOWED["lab.engine"] | {"lab.engine"}
+ALLOWED["lab.report"] = ALLOWED["lab.experiments"] | {"lab.experiments"}
+ALLOWED["lab.cli"] = ALLOWED["lab.report"] | {"lab.report"}
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
-
-
-def imports(tree: ast.AST, path: Path) -> set[str]:
-    """The rooms a module imports, wherever in it the import stands."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = list(path.relative_to(ROOT.parent).parts[: -node.level]) if node.level else []
-            base = ".".join([*package, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" if base == "protoseam" else base for alias in node.names]
-        for name in names:
-            top, _, rest = name.partition(".")
-            if top != "protoseam":
-                continue
-            first = rest.split(".")[0]
-            known = first in ALLOWED
-            found |= {first} if known else PUBLIC if not first.startswith("__") else set()
-    return found
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_one_way(path: Path) -> None:
-    own = room(path)
-    assert own in ALLOWED, f"{own} is a new room: say in this test what it may import"
-    reversed_ = imports(ast.parse(path.read_text(encoding="utf-8")), path) - ALLOWED[own] - {own, "errors"}
-    assert not reversed_, (
-        f"{path.relative_to(ROOT)} imports {sorted(reversed_)}, but {own} may only import {ALLOWED[own]}"
-    )
+@pytest.mark.parametrize(
+    ("room", "others"), sorted(rooms.edges().items()), ids=lambda v: v if v is str else ""
+)
+def test_imports_go_one_way(room: str, others: set[str]) -> None:
+    assert room in ALLOWED, f"{room} is a new room: say in this test what it may import"
+    assert not others - ALLOWED[room], f"{room} imports {sorted(others - ALLOWED[room])}, which lie above it"
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("import protoseam.cli.main", {"cli"}),
-        ("from protoseam.engine import trainer", {"engine"}),
-        ("from protoseam import core, data", {"core", "data"}),
-        ("from protoseam import lift", {"core", "seam"}),
-        ("import protoseam as ps", {"core", "seam"}),
-        ("def f():\n    from protoseam.report import html", {"report"}),
-        ("from ..engine import config", {"engine"}),
-        ("from .. import engine", {"engine"}),
-        ("from . import covariance", {"core"}),
-        ("from protoseam import __version__", set()),
-        ("import torch\nfrom torch import nn", set()),
+        ("import protoseam.lab.cli.main", {"protoseam.lab.cli.main"}),
+        ("from protoseam.lab.engine import step", {"protoseam.lab.engine.step"}),
+        ("def f():\n    from protoseam import core, theory", {"protoseam.core", "protoseam.theory"}),
+        ("from ..seam import lift", {"protoseam.seam.lift"}),
+        ("from . import covariance", {"protoseam.core.covariance"}),
+        ("import torch\nfrom torch import nn", {"torch", "torch.nn"}),
     ],
 )
 def test_the_reader_of_imports(source: str, found: set[str]) -> None:
-    assert imports(ast.parse(source), ROOT / "core" / "objective.py") == found
+    assert rooms.imported(source, "protoseam.core.objective") == found
 
 
-def test_the_lowest_room_needs_torch_alone() -> None:
-    for path in (ROOT / "core").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            third_party = {n.split(".")[0] for n in names} - {
-                "torch", "protoseam", "math", "collections", "typing", "dataclasses", "contextlib", "__future__",
-                "functools", "importlib", "warnings",
-            }  # fmt: skip
-            if path.name == "kernels.py":  # loaded for CUDA tensors only, and only where Triton is
-                third_party -= {"triton"}
-            assert not third_party, f"{path.name} imports {third_party}"
+TRAIN_WITH_NOTHING_ELSE = """
+import importlib.metadata, sys
+
+TORCH = {"torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "filelock"}
+TORCH |= {"typing_extensions", "setuptools", "pkg_resources", "_distutils_hack"}
+for name in set(importlib.metadata.packages_distributions()) - TORCH - {"numpy", "protoseam"}:
+    sys.modules[name] = None  # an import of it now fails as if it were not installed
+sys.modules["protoseam.lab"] = None
+import torch
+import protoseam as ps
+
+for name in ps.__all__:
+    getattr(ps, name)
+import protoseam.theory
+torch.manual_seed(0)
+x, y = torch.randn(64, 5), torch.arange(64) % 3
+x[:, 0] += 3.0 * y
+loader = [(x[i : i + 16], y[i : i + 16]) for i in range(0, 64, 16)]
+net = ps.lift(torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), num_classes=3)
+opt = torch.optim.AdamW(net.param_groups(lr=1e-3))
+for _ in net.epochs(loader, 2):
+    for batch in loader:
+        opt.zero_grad()
+        net.objective(*batch).total.backward()
+        opt.step()
+plain = net.deploy(fold=True)
+print(tuple(plain(x).shape), type(plain).__name__)
+"""
+
+
+def test_the_library_needs_torch_and_numpy_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TRAIN_WITH_NOTHING_ELSE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "(64, 3) Sequential"
+
+
+WITHOUT = """
+import sys
+for name in {missing!r}:
+    sys.modules[name] = None  # an import of it now fails as if it were not installed
+from protoseam.__main__ import main
+sys.argv = ["protoseam", *{words!r}]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "told"),
+    [
+        (["jsonargparse"], ["train"], ["protoseam train", "jsonargparse", "pip install 'protoseam[lab]'"]),
+        (
+            ["safetensors", "safetensors.torch"],
+            ["eval", "nowhere"],
+            ["protoseam eval", "safetensors", "[lab]"],
+        ),
+        (["fcntl"], ["train"], ["fcntl", "WSL", "protoseam.lift"]),
+    ],
+)
+def test_the_command_says_what_is_missing(missing: list[str], words: list[str], told: list[str]) -> None:
+    code = WITHOUT.format(missing=missing, words=words)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(part in done.stderr for part in told), done.stderr

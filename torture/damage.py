@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from harness import arguments, finish, report, result, train
 
-from protoseam.engine import checkpoint
+from protoseam.lab.engine import checkpoint
 
 EPOCHS = 6
 RUN = ["--data=digits", "--model=mlp", "--model_options={hidden: [16]}", f"--epochs={EPOCHS}", "--device=cpu"]

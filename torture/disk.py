@@ -20,7 +20,7 @@ from pathlib import Path
 
 from harness import arguments, finish, fork, kill, protoseam_command, report, result, train
 
-from protoseam.engine import checkpoint
+from protoseam.lab.engine import checkpoint
 
 EPOCHS = 60
 RUN = [

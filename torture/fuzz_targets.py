@@ -39,27 +39,27 @@ from miniature_files import (
 )
 from PIL import Image
 
-from protoseam.data.archives import extract, open_tree
-from protoseam.data.arrays import FOLDER_FILES, read_array_folder, read_npz
-from protoseam.data.cache import quick_damage
-from protoseam.data.dataset import check
-from protoseam.data.images import read_image_folder
-from protoseam.data.loading import load
-from protoseam.data.readers import (
+from protoseam.lab.data.archives import extract, open_tree
+from protoseam.lab.data.arrays import FOLDER_FILES, read_array_folder, read_npz
+from protoseam.lab.data.cache import quick_damage
+from protoseam.lab.data.dataset import check
+from protoseam.lab.data.images import read_image_folder
+from protoseam.lab.data.loading import load
+from protoseam.lab.data.readers import (
     read_cifar10_binary,
     read_cifar10_python,
     read_cifar100_binary,
     read_cifar100_python,
     read_idx,
 )
-from protoseam.data.trees import Tree
-from protoseam.engine import checkpoint
-from protoseam.engine.config import RunConfig, to_dict
-from protoseam.engine.rundata import RunData
-from protoseam.engine.rundir import RunDirectory
-from protoseam.experiments import reporting
-from protoseam.experiments.plans import PLANS, QUICK
-from protoseam.experiments.study import read_study
+from protoseam.lab.data.trees import Tree
+from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.config import RunConfig, to_dict
+from protoseam.lab.engine.rundata import RunData
+from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.experiments import reporting
+from protoseam.lab.experiments.plans import PLANS, QUICK
+from protoseam.lab.experiments.study import read_study
 
 Target = Callable[[bytes, Path], None]
 _RNG = np.random.default_rng(0)

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-import protoseam.cli.train
-import protoseam.engine.session
-from protoseam.cli.main import main as protoseam_command
-from protoseam.data.loading import load
-from protoseam.engine.rundir import RunDirectory
+import protoseam.lab.cli.train
+import protoseam.lab.engine.session
+from protoseam.lab.cli.main import main as protoseam_command
+from protoseam.lab.data.loading import load
+from protoseam.lab.engine.rundir import RunDirectory
 
 TIMINGS = ("seconds", "images_per_second")
 
@@ -36,7 +36,7 @@ def arguments(description: str) -> argparse.Namespace:
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads do not survive a fork, and would blur which sum comes first
     load("digits")  # brings scikit-learn in before the forks, as the imports above the rest
-    protoseam.cli.train.build_parser()
+    protoseam.lab.cli.train.build_parser()
     return options
 
 

@@ -146,7 +146,7 @@ def torture(
 def through_a_shell(folder: Path, seed: int) -> tuple[list[str], list[str], int]:
     """The same by the command line, in fresh interpreters, with kills from the first import on."""
     words = [*COMMON, *RUNS["exact, full"]]
-    command = [sys.executable, "-m", "protoseam.cli.main", "train"]
+    command = [sys.executable, "-m", "protoseam", "train"]
     rng = random.Random(seed)
     whole, killed = folder / "whole", folder / "killed"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

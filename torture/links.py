@@ -18,11 +18,11 @@ from pathlib import Path
 
 from harness import arguments, finish, fork, report
 
-from protoseam.cli.main import main as protoseam_command
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.engine.session import Interrupted, train
 from protoseam.errors import ProtoSeamError
-from protoseam.experiments.study import run_study
+from protoseam.lab.cli.main import main as protoseam_command
+from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.session import Interrupted, train
+from protoseam.lab.experiments.study import run_study
 
 SMALL = RunConfig(
     model="mlp",

@@ -17,7 +17,7 @@ import torch
 from harness import arguments, finish, kill, report, train
 from safetensors.torch import load_file
 
-from protoseam.engine.rundir import RunDirectory
+from protoseam.lab.engine.rundir import RunDirectory
 
 EPOCHS = 10
 COMMON = ["--data=digits", "--device=cpu", "--deterministic=true", "--quiet=true", "--checkpoint_every=1"]

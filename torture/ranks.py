@@ -1,6 +1,6 @@
 """A lost rank: one of two processes under torchrun is killed, torchrun starts both again, the result is the same.
 
-Each try is `torchrun --nproc-per-node 2 --max-restarts 3 -m protoseam.cli.main train …` with one to three kills of
+Each try is `torchrun --nproc-per-node 2 --max-restarts 3 -m protoseam train …` with one to three kills of
 rank 0 or rank 1, compared bit for bit with two processes that nobody disturbed.
 """
 
@@ -60,7 +60,7 @@ def undisturbed(words: list[str], out: Path, log: Path) -> None:
 
 def torchrun(words: list[str], out: Path, log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--max-restarts=3", "-m", "protoseam.cli.main", "train", *COMMON, *words, f"--out={out}"]
+    command += ["--max-restarts=3", "-m", "protoseam", "train", *COMMON, *words, f"--out={out}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as file:
         return subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)

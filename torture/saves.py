@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from harness import arguments, fork, kill, report
 
-from protoseam.engine import checkpoint
-from protoseam.engine.files import write_json
+from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.files import write_json
 
 SIZES = (1_000, 100_000, 1_000_000)  # numbers in a state: 4 kB, 400 kB, 4 MB
 

@@ -26,16 +26,16 @@ import torch
 from harness import arguments, report
 from links import SMALL
 
-from protoseam.engine.evaluate import evaluate
-from protoseam.engine.export import export
-from protoseam.engine.rundata import RunData
-from protoseam.engine.rundir import RunDirectory
-from protoseam.engine.session import resume, train
 from protoseam.errors import ProtoSeamError
-from protoseam.experiments import reporting
-from protoseam.experiments.audit import audit_run
-from protoseam.experiments.plans import PLANS, QUICK
-from protoseam.experiments.study import read_study, write_row
+from protoseam.lab.engine.evaluate import evaluate
+from protoseam.lab.engine.export import export
+from protoseam.lab.engine.rundata import RunData
+from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.session import resume, train
+from protoseam.lab.experiments import reporting
+from protoseam.lab.experiments.audit import audit_run
+from protoseam.lab.experiments.plans import PLANS, QUICK
+from protoseam.lab.experiments.study import read_study, write_row
 
 VALUES: dict[str, Any] = {
     "null": None,

@@ -31,7 +31,7 @@ from typing import Any
 # and that is when they are killed.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["protoseam.cli.sweep", "protoseam.experiments.sweep", "optuna", "sklearn.datasets"]
+    ["protoseam.lab.cli.sweep", "protoseam.lab.experiments.sweep", "optuna", "sklearn.datasets"]
 )
 
 WORKERS = 3
@@ -45,7 +45,7 @@ def work(job: dict[str, Any]) -> int:
     """One worker process: writes down every epoch it starts, and otherwise does what a user's worker does."""
     import torch
 
-    from protoseam.engine import session
+    from protoseam.lab.engine import session
 
     torch.set_num_threads(1)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  a worker's lines are not the summary's
@@ -77,7 +77,7 @@ def note(job: dict[str, Any], line: str) -> None:
 
 
 def sweep(job: dict[str, Any]) -> int:
-    from protoseam.cli.main import main
+    from protoseam.lab.cli.main import main
 
     words = ["sweep", f"--out={job['out']}", "--data=digits", "--model=mlp", f"--epochs={job['epochs']}"]
     words += [
@@ -96,8 +96,8 @@ def sweep(job: dict[str, Any]) -> int:
 
 
 def study(job: dict[str, Any]) -> int:
-    from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
-    from protoseam.experiments.study import run_study
+    from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+    from protoseam.lab.experiments.study import run_study
 
     base = RunConfig(
         data="digits", model="mlp", epochs=job["epochs"], augment="none", device="cpu", deterministic=True,

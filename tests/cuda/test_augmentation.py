@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from protoseam.data import augment as plain
-from protoseam.data.augment import Augmentation, Erase, augment, draw_parameters
-from protoseam.data.dataset import ArrayDataset
-from protoseam.data.randaugment import OPS, RandAugment
-from protoseam.data.resident import Resident
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.pipeline import augment as plain
+from protoseam.lab.pipeline.augment import Augmentation, Erase, augment, draw_parameters
+from protoseam.lab.pipeline.randaugment import OPS, RandAugment
+from protoseam.lab.pipeline.resident import Resident
 
 pytestmark = pytest.mark.cuda
 
@@ -29,7 +29,7 @@ def images(shape: tuple[int, int, int], count: int, channels_last: bool = True) 
 
 
 def both(levels: torch.Tensor, dtype: torch.dtype, policy: Augmentation) -> tuple[torch.Tensor, torch.Tensor]:
-    from protoseam.data.augment_kernels import augment_rows
+    from protoseam.lab.kernels.augment import augment_rows
 
     channels = levels.shape[1]
     rows = torch.randperm(len(levels), generator=torch.Generator().manual_seed(1)).cuda()
@@ -50,7 +50,7 @@ def both(levels: torch.Tensor, dtype: torch.dtype, policy: Augmentation) -> tupl
 def test_every_operation_with_either_sign(
     shape: tuple[int, int, int], channels_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from protoseam.data import augment_kernels
+    from protoseam.lab.kernels import augment as augment_kernels
 
     count = 8 * len(OPS)
     op = torch.arange(count).cuda() % len(OPS)
@@ -87,7 +87,7 @@ def test_drawn_operations(policy: Augmentation, dtype: torch.dtype) -> None:
 
 
 def test_an_epoch_is_the_same_with_and_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from protoseam.data import augment_kernels
+    from protoseam.lab.kernels import augment as augment_kernels
 
     monkeypatch.setattr(augment_kernels, "chunk", lambda images: 300)
     levels = images((3, 32, 32), 600).permute(0, 2, 3, 1).cpu().numpy()

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import protoseam as ps
-from protoseam import models
-from protoseam.data.dataset import ArrayDataset
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.engine.pack import run_epoch_together
-from protoseam.engine.trainer import Run
+from protoseam.lab import models
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.trainer import Run
 
 pytestmark = pytest.mark.cuda
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protoseam.models import ResNet, accelerate, build, unaccelerate
+from protoseam.lab.kernels import accelerate, unaccelerate
+from protoseam.lab.models import ResNet, build
 
 pytestmark = pytest.mark.cuda
 # read when the first matrix product runs; deterministic products need it

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from protoseam import core
-from protoseam.engine.optim import FlatSGD
+from protoseam.lab.engine.optim import FlatSGD
 
 pytestmark = pytest.mark.cuda
 
 
 def test_a_batch_is_taken_by_the_counter_alone() -> None:
-    from protoseam.engine.kernels import take_batch
+    from protoseam.lab.kernels.step import take_batch
 
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(40, 3, 5, 5, generator=generator).cuda().to(memory_format=torch.channels_last)
@@ -31,7 +31,7 @@ def test_a_batch_is_taken_by_the_counter_alone() -> None:
 
 
 def test_while_compiling_nothing_of_this_thread_runs_and_afterwards_all_is_there() -> None:
-    from protoseam.engine import kernels
+    from protoseam.lab.kernels import step as kernels
 
     def update(p: Tensor) -> None:  # no other test has a working copy of this dtype
         kernels.sgd_update(p, v, g, work, lr, None, 1.0, 0.9, 0.0)
@@ -78,7 +78,7 @@ def test_while_compiling_nothing_of_this_thread_runs_and_afterwards_all_is_there
     ],
 )
 def test_the_books(loss: float, flag: int, bad: int, keep_going: bool, good: bool) -> None:
-    from protoseam.engine.kernels import keep_books
+    from protoseam.lab.kernels.step import keep_books
 
     losses, sums = torch.tensor([loss, 2.0, 3.0]).cuda(), torch.ones(3).cuda()
     raised, ok = torch.tensor([flag], dtype=torch.int32).cuda(), torch.zeros(1, dtype=torch.int32).cuda()

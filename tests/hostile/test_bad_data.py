@@ -17,9 +17,9 @@ from torch import Tensor
 from toys import FEATURES, network
 
 import protoseam as ps
-from protoseam.cli.main import main
-from protoseam.engine.config import LiftConfig, RunConfig
-from protoseam.engine.trainer import Run
+from protoseam.lab.cli.main import main
+from protoseam.lab.engine.config import LiftConfig, RunConfig
+from protoseam.lab.engine.trainer import Run
 
 CLASSES = 4
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

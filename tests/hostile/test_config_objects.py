@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from protoseam.cli.main import main
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
-from protoseam.engine.rundir import RunDirectory
+from protoseam.lab.cli.main import main
+from protoseam.lab.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
+from protoseam.lab.engine.rundir import RunDirectory
 
 OBJECTS = {
     "apply tag": "model: !!python/object/apply:os.mkdir [owned]",
     "new tag": "model: !!python/object/new:os.mkdir [owned]",
-    "object tag": "optim: !!python/object:protoseam.engine.config.OptimConfig {lr: 1.0}",
+    "object tag": "optim: !!python/object:protoseam.lab.engine.config.OptimConfig {lr: 1.0}",
     "name tag": "model_options: {hidden: !!python/name:os.system }",
     "module tag": "model_options: {hidden: !!python/module:os }",
     "own tag": "model: !Exploit {command: mkdir owned}",
     "class path": "optim: {class_path: os.mkdir, init_args: {path: owned}}",
-    "class path of ours": "optim: {class_path: protoseam.engine.config.OptimConfig, init_args: {lr: 1.0}}",
+    "class path of ours": "optim: {class_path: protoseam.lab.engine.config.OptimConfig, init_args: {lr: 1.0}}",
     "class path in options": "model_options: {class_path: os.mkdir, init_args: {path: owned}}",
     "bare class path": "class_path: os.mkdir",
 }

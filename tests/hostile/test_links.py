@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseam.cli.main import main
-from protoseam.data import cache
-from protoseam.data.catalog import SourceFile
-from protoseam.data.dataset import ArrayDataset
-from protoseam.data.download import download
-from protoseam.data.links import LinkError, open_in_place
-from protoseam.engine import checkpoint, session
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.engine.files import write_atomically
 from protoseam.errors import DataWarning
-from protoseam.experiments.study import run_study
+from protoseam.lab.cli.main import main
+from protoseam.lab.data import cache
+from protoseam.lab.data.catalog import SourceFile
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.data.download import download
+from protoseam.lab.data.links import LinkError, open_in_place
+from protoseam.lab.engine import checkpoint, session
+from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.files import write_atomically
+from protoseam.lab.experiments.study import run_study
 
 SMALL = RunConfig(
     model="mlp",

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from protoseam.engine import checkpoint, session
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
 from protoseam.errors import ProtoSeamError
+from protoseam.lab.engine import checkpoint, session
+from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
 
 SMALL = RunConfig(
     model="mlp",

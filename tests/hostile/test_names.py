@@ -12,14 +12,14 @@ import pytest
 from miniature_files import cifar_parts, png, python2_batch, write_folder
 from rich.console import Console
 
-from protoseam.cli.main import main
-from protoseam.data.loading import load
-from protoseam.data.names import for_figures, for_markdown, for_terminal, printable
-from protoseam.engine import session
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, parse_yaml
-from protoseam.engine.log import Progress
 from protoseam.errors import DataError
-from protoseam.experiments import tables
+from protoseam.lab.cli.main import main
+from protoseam.lab.data.loading import load
+from protoseam.lab.data.names import for_figures, for_markdown, for_terminal, printable
+from protoseam.lab.engine import session
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, parse_yaml
+from protoseam.lab.engine.log import Progress
+from protoseam.lab.experiments import tables
 
 BAD = ("\x1b]0;owned\x07", "two\nlines", "\x1b[2J", "left\u202eright", "\x9b31m", "long" * 51)
 

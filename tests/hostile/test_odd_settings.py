@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from protoseam.cli.main import main
-from protoseam.data.images import _number
-from protoseam.data.loading import load
-from protoseam.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml
-from protoseam.engine.rundir import RunDirectory
 from protoseam.errors import DataError
+from protoseam.lab.cli.main import main
+from protoseam.lab.data.images import _number
+from protoseam.lab.data.loading import load
+from protoseam.lab.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml
+from protoseam.lab.engine.rundir import RunDirectory
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from miniature_files import (
     write_zip,
 )
 
-from protoseam.cli.main import main
-from protoseam.data import cache
-from protoseam.engine import checkpoint
-from protoseam.engine.config import LiftConfig, RunConfig
-from protoseam.engine.session import train
-from protoseam.models import build
+from protoseam.lab.cli.main import main
+from protoseam.lab.data import cache
+from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.config import LiftConfig, RunConfig
+from protoseam.lab.engine.session import train
+from protoseam.lab.models import build
 
 CONFIG = RunConfig(
     data="digits",
@@ -238,7 +238,7 @@ PLACES: list[Callable[[Place], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::protoseam.engine.checkpoint.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore::protoseam.lab.engine.checkpoint.CheckpointWarning")
 @pytest.mark.parametrize("spoil", PLACES, ids=lambda place: place.__name__)
 def test_refused_and_not_run(
     spoil: Callable[[Place], list[str]],

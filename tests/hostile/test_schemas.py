@@ -14,14 +14,14 @@ import pytest
 import torch
 from made_up_runs import three_seeds, written
 
-from protoseam.cli.main import main
-from protoseam.data import cache
-from protoseam.engine import checkpoint, session
-from protoseam.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
-from protoseam.engine.evaluate import evaluate
-from protoseam.engine.files import StorageError
-from protoseam.engine.rundir import RunDirectory
-from protoseam.experiments.study import read_study, write_row
+from protoseam.lab.cli.main import main
+from protoseam.lab.data import cache
+from protoseam.lab.engine import checkpoint, session
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
+from protoseam.lab.engine.evaluate import evaluate
+from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.experiments.study import read_study, write_row
 
 SMALL = RunConfig(
     model="mlp",

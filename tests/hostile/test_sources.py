@@ -52,7 +52,7 @@ def offences(tree: ast.AST) -> Iterator[tuple[int, str]]:
             ):
                 yield node.lineno, name
             if name.rpartition(".")[2] in ARCHIVES and "." in name and not name.startswith("archives."):
-                yield node.lineno, f"{name}: unpack with protoseam.data.archives.extract"
+                yield node.lineno, f"{name}: unpack with protoseam.lab.data.archives.extract"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

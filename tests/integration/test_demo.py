@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 import protoseam as ps
-from protoseam.cli import demo as verb
-from protoseam.experiments import demo
-from protoseam.experiments.clusters import cluster_figure
+from protoseam.lab.cli import demo as verb
+from protoseam.lab.experiments import demo
+from protoseam.lab.experiments.clusters import cluster_figure
 
 
 def _arguments(*argv: str) -> argparse.Namespace:

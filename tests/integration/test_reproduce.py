@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protoseam.cli.main import main
+from protoseam.lab.cli.main import main
 from protoseam.theory import toy
 
 TABLES = {"table1", "differences", "hyperparameters", "audits", "sweep-rho", "sweep-k", "curves", "toy"}

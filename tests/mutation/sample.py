@@ -22,7 +22,7 @@ from mutate import changes, ignored, survives
 
 SOURCE = Path("src/protoseam")
 # What several processes, a GPU or a terminal would be needed for.
-LEFT_OUT = ("engine/kernels.py", "data/augment_kernels.py", "engine/distributed.py", "seam/processes.py")
+LEFT_OUT = ("lab/engine/distributed.py", "seam/processes.py")
 TESTS = {
     "seam/classifier.py": "seam/test_lift_refusals seam/test_lift",
     "seam/covariance.py": "seam/test_estimators",
@@ -32,51 +32,51 @@ TESTS = {
     "seam/passes.py": "seam/test_lifted seam/test_inputs_outputs seam/test_guards",
     "seam/prototypes.py": "seam/test_lifted seam/test_lift",
     "seam/split.py": "seam/test_split seam/test_lift_refusals seam/test_lift",
-    "engine/auditing.py": "engine/test_training experiments/test_audit_run",
-    "engine/bounded.py": "hostile/test_memory engine/test_checkpoint",
-    "engine/checkpoint.py": "engine/test_checkpoint engine/test_promises hostile/test_memory hostile/test_schemas",
-    "engine/config.py": "engine/test_settings hostile/test_config_objects hostile/test_odd_settings hostile/test_names",
-    "engine/embeddings.py": "engine/test_embeddings",
-    "engine/evaluate.py": "engine/test_promises engine/test_rundata engine/test_export",
-    "engine/export.py": "engine/test_export",
-    "engine/files.py": "hostile/test_schemas hostile/test_links engine/test_promises engine/test_checkpoint",
-    "engine/log.py": "hostile/test_names engine/test_training",
-    "engine/objectives.py": "engine/test_training engine/test_promises hostile/test_memory",
-    "engine/optim.py": "engine/test_optim engine/test_training",
-    "engine/pack.py": "engine/test_training engine/test_nonfinite",
-    "engine/rundata.py": "engine/test_rundata hostile/test_schemas",
-    "engine/rundir.py": "hostile/test_schemas hostile/test_links engine/test_training experiments/test_study",
-    "engine/schemas.py": "hostile/test_schemas engine/test_rundata experiments/test_study",
-    "engine/session.py": "engine/test_training engine/test_nonfinite engine/test_promises hostile/test_schemas",
-    "engine/step.py": "engine/test_training engine/test_nonfinite",
-    "engine/trainer.py": "engine/test_training engine/test_nonfinite engine/test_settings hostile/test_memory",
-    "data/archives.py": "data/test_archives",
-    "data/arrays.py": "data/test_arrays data/test_catalog hostile/test_names",
-    "data/augment.py": "data/test_augment",
-    "data/cache.py": "data/test_catalog data/test_decoded_copies hostile/test_links hostile/test_schemas",
-    "data/catalog.py": "data/test_catalog data/test_data_cli",
-    "data/counter_rng.py": "data/test_augment data/test_randaugment",
-    "data/dataset.py": "data/test_dataset_checks hostile/test_bad_data data/test_arrays",
-    "data/download.py": "data/test_download hostile/test_links",
-    "data/images.py": "data/test_images data/test_decoded_copies",
-    "data/links.py": "hostile/test_links",
-    "data/loading.py": "data/test_catalog data/test_images data/test_decoded_copies hostile/test_odd_settings",
-    "data/names.py": "hostile/test_names",
-    "data/pickles.py": "data/test_readers hostile/test_pickles_everywhere",
-    "data/randaugment.py": "data/test_randaugment",
-    "data/readers.py": "data/test_readers",
-    "data/resident.py": "data/test_resident engine/test_promises engine/test_training",
-    "data/split.py": "data/test_split",
-    "data/streams.py": "data/test_archives data/test_decoded_copies",
-    "data/trees.py": "data/test_images data/test_decoded_copies",
-    "data/verification.py": "data/test_data_cli data/test_decoded_copies data/test_catalog",
+    "lab/engine/auditing.py": "engine/test_training experiments/test_audit_run",
+    "lab/engine/bounded.py": "hostile/test_memory engine/test_checkpoint",
+    "lab/engine/checkpoint.py": "engine/test_checkpoint engine/test_promises hostile/test_memory hostile/test_schemas",
+    "lab/engine/config.py": "engine/test_settings hostile/test_config_objects hostile/test_odd_settings",
+    "lab/engine/embeddings.py": "engine/test_embeddings",
+    "lab/engine/evaluate.py": "engine/test_promises engine/test_rundata engine/test_export",
+    "lab/engine/export.py": "engine/test_export",
+    "lab/engine/files.py": "hostile/test_schemas hostile/test_links engine/test_promises engine/test_checkpoint",
+    "lab/engine/log.py": "hostile/test_names engine/test_training",
+    "lab/engine/objectives.py": "engine/test_training engine/test_promises hostile/test_memory",
+    "lab/engine/optim.py": "engine/test_optim engine/test_training",
+    "lab/engine/pack.py": "engine/test_training engine/test_nonfinite",
+    "lab/engine/rundata.py": "engine/test_rundata hostile/test_schemas",
+    "lab/engine/rundir.py": "hostile/test_schemas hostile/test_links engine/test_training experiments/test_study",
+    "lab/engine/schemas.py": "hostile/test_schemas engine/test_rundata experiments/test_study",
+    "lab/engine/session.py": "engine/test_training engine/test_nonfinite engine/test_promises hostile/test_schemas",
+    "lab/engine/step.py": "engine/test_training engine/test_nonfinite",
+    "lab/engine/trainer.py": "engine/test_training engine/test_nonfinite engine/test_settings hostile/test_memory",
+    "lab/data/archives.py": "data/test_archives",
+    "lab/data/arrays.py": "data/test_arrays data/test_catalog hostile/test_names",
+    "lab/pipeline/augment.py": "data/test_augment",
+    "lab/data/cache.py": "data/test_catalog data/test_decoded_copies hostile/test_links hostile/test_schemas",
+    "lab/data/catalog.py": "data/test_catalog data/test_data_cli",
+    "lab/pipeline/counter_rng.py": "data/test_augment data/test_randaugment",
+    "lab/data/dataset.py": "data/test_dataset_checks hostile/test_bad_data data/test_arrays",
+    "lab/data/download.py": "data/test_download hostile/test_links",
+    "lab/data/images.py": "data/test_images data/test_decoded_copies",
+    "lab/data/links.py": "hostile/test_links",
+    "lab/data/loading.py": "data/test_catalog data/test_images data/test_decoded_copies hostile/test_odd_settings",
+    "lab/data/names.py": "hostile/test_names",
+    "lab/data/pickles.py": "data/test_readers hostile/test_pickles_everywhere",
+    "lab/pipeline/randaugment.py": "data/test_randaugment",
+    "lab/data/readers.py": "data/test_readers",
+    "lab/pipeline/resident.py": "data/test_resident engine/test_promises engine/test_training",
+    "lab/data/split.py": "data/test_split",
+    "lab/data/streams.py": "data/test_archives data/test_decoded_copies",
+    "lab/data/trees.py": "data/test_images data/test_decoded_copies",
+    "lab/data/verification.py": "data/test_data_cli data/test_decoded_copies data/test_catalog",
 }
 Mutant = tuple[str, int, int, int, str]  # module, node, which of its changes, line, what was changed
 
 
 def population() -> list[Mutant]:
     found = []
-    for folder in ("seam", "engine", "data"):
+    for folder in ("seam", "lab/engine", "lab/data", "lab/pipeline"):
         for path in sorted((SOURCE / folder).glob("*.py")):
             name = str(path.relative_to(SOURCE))
             if name not in LEFT_OUT and not name.endswith("__init__.py"):
@@ -98,9 +98,13 @@ def broken(module: str, index: int, which: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+def _file(test: str) -> str:
+    return f"tests/{test}.py" if test.startswith(("seam/", "hostile/")) else f"tests/lab/{test}.py"
+
+
 def lives(module: str, source: str) -> bool:
     name = "protoseam." + module.removesuffix(".py").replace("/", ".")
-    return survives(name, SOURCE / module, source, [f"tests/{test}.py" for test in TESTS[module].split()])
+    return survives(name, SOURCE / module, source, [_file(test) for test in TESTS[module].split()])
 
 
 def main() -> int:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protoseam.engine.config import to_dict
-from protoseam.experiments import aggregate, paper
-from protoseam.experiments.plans import PLANS, Scope
-from protoseam.experiments.recipes import NETWORKS
+from protoseam.lab.engine.config import to_dict
+from protoseam.lab.experiments import aggregate, paper
+from protoseam.lab.experiments.plans import PLANS, Scope
+from protoseam.lab.experiments.recipes import NETWORKS
 
 SCOPE = Scope(datasets=("cifar100",), models=("resnet8",))
 PLANNED = {name: config for plan in PLANS.values() for name, config in plan(Scope(models=NETWORKS))}

@@ -6,8 +6,8 @@ import csv
 import sqlite3
 from pathlib import Path
 
-from protoseam.cli.main import main
-from protoseam.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.cli.main import main
+from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
 
 BASE = RunConfig(
     data="digits",

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from theory_oracles import PROPERTY, log_log_slope
 
-from protoseam.cli import toy as command
+from protoseam.lab.cli import toy as command
 from protoseam.theory import toy
 
 sigmas = st.floats(0.02, 3.0)

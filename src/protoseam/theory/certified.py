@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from protoseam.theory.bures import psd_sqrt
+from protoseam.theory.wasserstein import assignment_w1
 
 __all__ = ["W1Upper", "w1_upper"]
 
@@ -91,17 +92,11 @@ def _blockwise_w1(
     z_nK: Tensor, mean_K: Tensor, root_KK: Tensor, points: int, copies: int, generator: torch.Generator
 ) -> Tensor:
     """One repeat: every sample of the class in exactly one assignment, blocks weighted by their size."""
-    from scipy.optimize import linear_sum_assignment  # slow to import, needed here only
-
     n = len(z_nK)
     order_n = torch.randperm(n, generator=generator, device=generator.device).cpu()
     total = z_nK.new_zeros(())
     for block in order_n.tensor_split(-(-n // points)):
         a_MK = z_nK[block].repeat_interleave(copies, 0)
         xi_MK = torch.randn(a_MK.shape, dtype=a_MK.dtype, generator=generator, device=generator.device)
-        cost_MM = torch.cdist(
-            a_MK, mean_K + xi_MK.cpu() @ root_KK, compute_mode="donot_use_mm_for_euclid_dist"
-        )
-        chosen = linear_sum_assignment(cost_MM.numpy())
-        total = total + cost_MM[torch.from_numpy(chosen[0]), torch.from_numpy(chosen[1])].mean() * len(block)
+        total = total + assignment_w1(a_MK, mean_K + xi_MK.cpu() @ root_KK) * len(block)
     return total / n

@@ -125,8 +125,8 @@ def discrete_w1(
                 z_nK.device
             )
             gauss_MK, other_MK = (_gaussian_like(z_nK, M, generator) for _ in range(2))
-            values.append(_assignment_w1(z_nK[pick_M], gauss_MK))
-            nulls.append(_assignment_w1(other_MK, gauss_MK))  # the same draws: most of the noise is shared
+            values.append(assignment_w1(z_nK[pick_M], gauss_MK))
+            nulls.append(assignment_w1(other_MK, gauss_MK))  # the same draws: most of the noise is shared
         value_R = torch.stack(values)
         columns.append([value_R.mean(), _standard_error(value_R), *_summary(nulls, value_R), value_R.max()])
     return W1Estimate("upper", *(torch.stack(column) for column in zip(*columns, strict=True)))
@@ -137,8 +137,14 @@ def _projected_w1(z_nK: Tensor, theta_KL: Tensor) -> Tensor:
     return w1_to_gaussian(x_Ln, x_Ln.mean(-1), x_Ln.std(-1, correction=0))
 
 
-def _assignment_w1(a_MK: Tensor, b_MK: Tensor) -> Tensor:
-    from scipy.optimize import linear_sum_assignment  # slow to import, needed here only
+def assignment_w1(a_MK: Tensor, b_MK: Tensor) -> Tensor:
+    """Return W1 between two sets of M points each: the mean distance under the best assignment."""
+    try:
+        from scipy.optimize import linear_sum_assignment  # slow to import, needed here only
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "assignments between point sets need scipy: pip install 'protoseam[lab]'", name=error.name
+        ) from None
 
     cost_MM = torch.cdist(a_MK, b_MK, compute_mode="donot_use_mm_for_euclid_dist")
     rows, columns = linear_sum_assignment(cost_MM.cpu().numpy())

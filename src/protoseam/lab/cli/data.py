@@ -1,0 +1,199 @@
+"""`protoseam data list | get NAME | verify NAME`: what data there is, fetching it, and checking it.
+
+`add_arguments` and `run` are what the command line calls. Errors leave `run` as `ProtoSeamError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protoseam.lab.data.catalog import Entry
+    from protoseam.lab.data.dataset import ArrayDataset
+
+# numpy and rich are imported by the functions that need them: `protoseam --help` stays fast.
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="folder of the data files (default: $PROTOSEAM_DATA, else ~/.cache/protoseam/data)",
+    )
+    shared.add_argument("--json", action="store_true", help="print JSON in place of text")
+    actions = parser.add_subparsers(dest="data_action", required=True, metavar="list|get|verify")
+    actions.add_parser("list", parents=[shared], help="the data sets known by name, and which are on disk")
+    get = actions.add_parser("get", parents=[shared], help="download a data set, check and decode it")
+    get.add_argument("name", help="a name that `protoseam data list` shows")
+    get.add_argument(
+        "--sha256",
+        metavar="HASH",
+        help="the SHA-256 the file must have, where none is known or the file was republished",
+    )
+    verify = actions.add_parser(
+        "verify", parents=[shared], help="hash the files again, and load the data set"
+    )
+    verify.add_argument("name", help="a name that `protoseam data list` shows, or a path")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if all is well; 1 if `verify` found something wrong."""
+    from protoseam.lab.data.catalog import default_root
+
+    root = args.root.expanduser() if args.root else default_root()
+    with _warnings_as_lines():
+        if args.data_action == "list":
+            return _list(root, args.json)
+        if args.data_action == "get":
+            return _get(args.name, root, args.sha256, args.json)
+        return _verify(args.name, root, args.json)
+
+
+def _list(root: Path, as_json: bool) -> int:
+    from protoseam.lab.data.catalog import CATALOG
+
+    rows = [_row(entry, root) for entry in CATALOG.values()]
+    if as_json:
+        print(json.dumps({"root": str(root), "data_sets": rows}, indent=2, ensure_ascii=False))
+        return 0
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"Data sets under {escape(str(root))}", title_justify="left")
+    for heading in ("name", "classes", "train", "test", "image", "on disk", "download"):
+        right = heading in ("classes", "train", "test", "download")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["name"],
+            str(row["classes"]),
+            f"{row['train']:,}",
+            f"{row['test']:,}",
+            "×".join(map(str, row["image"])),
+            row["on_disk"] or "no",
+            f"{row['download_bytes'] / 1e6:.0f} MB" if row["download_bytes"] else "—",
+        )
+    console = Console()
+    console.print(table)
+    console.print("To use files you have, put them under that folder (or name another with --root):")
+    for row in rows:  # beside the table and not in it: the names are long and must not be broken
+        if row["files"]:
+            console.print(f"  {row['name']}: {' or '.join(row['files'])}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _row(entry: Entry, root: Path) -> dict[str, Any]:
+    from protoseam.lab.data.cache import newest
+    from protoseam.lab.data.loading import array_folder, locate
+
+    files = []
+    for source in entry.sources:
+        names = [str(Path(entry.folders[0]) / file.name) for file in source.files]
+        files.append(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more")
+    on_disk: str | None
+    if entry.embedded:
+        on_disk = "built in"
+    elif array_folder(entry, root) is not None:
+        on_disk = "arrays"
+    elif (located := locate(entry, root)) is not None:
+        on_disk = "folder" if located.tree.path.is_dir() else "archive"
+    else:
+        on_disk = "decoded" if newest(root, entry.name) else None
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "classes": entry.num_classes,
+        "train": entry.train_size,
+        "test": entry.test_size,
+        "image": list(entry.sample_shape),
+        "on_disk": on_disk,
+        "files": files,
+        "download_bytes": entry.sources[0].download_size if entry.sources else 0,
+        "urls": [file.url for file in entry.sources[0].files] if entry.sources else [],
+    }
+
+
+def _get(name: str, root: Path, sha256: str | None, as_json: bool) -> int:
+    from protoseam.lab.data.catalog import entry
+    from protoseam.lab.data.loading import array_folder, fetch, load, locate
+
+    found = entry(name)
+    # Whatever form it is in, what is there already need not come over the net a second time.
+    there = sha256 is None and (array_folder(found, root) is not None or locate(found, root) is not None)
+    files = [] if there else fetch(found, root, sha256)
+    dataset = load(found.name, root)
+    if as_json:
+        print(
+            json.dumps(
+                {**_summary(dataset), "files": [str(file) for file in files]}, indent=2, ensure_ascii=False
+            )
+        )
+    else:
+        where = f" from {files[0].parent}" if files else f" from what was under {root}" if there else ""
+        print(f"{dataset.name} is ready{where}: {_sentence(dataset)}")
+    return 0
+
+
+def _verify(name: str, root: Path, as_json: bool) -> int:
+    from protoseam.lab.data.verification import verify
+
+    result = verify(name, root)
+    if as_json:
+        findings = [{"what": f.what, "ok": f.ok, "detail": f.detail} for f in result.findings]
+        print(
+            json.dumps(
+                {**_summary(result.dataset), "ok": result.ok, "findings": findings},
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
+    else:
+        for finding in result.findings:
+            print(f"{'ok  ' if finding.ok else 'BAD '} {finding.what}: {finding.detail}")
+    return 0 if result.ok else 1
+
+
+def _summary(dataset: ArrayDataset) -> dict[str, Any]:
+    return {
+        "name": dataset.name,
+        "classes": dataset.num_classes,
+        "train": len(dataset.train_labels),
+        "test": len(dataset.test_labels),
+        "sample_shape": list(dataset.sample_shape),
+    }
+
+
+def _sentence(dataset: ArrayDataset) -> str:
+    shape = "×".join(map(str, dataset.sample_shape))
+    return (
+        f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test samples of {shape}, "
+        f"{dataset.num_classes:,} classes"
+    )
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Our own warnings read as lines of text here, without the source line Python would quote."""
+    from protoseam.errors import DataWarning
+    from protoseam.lab.data.names import for_terminal
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, DataWarning):
+            print(f"warning: {for_terminal(str(message))}", file=sys.stderr)
+        else:
+            original(message, category, *rest, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DataWarning)
+        original, warnings.showwarning = warnings.showwarning, show
+        yield

@@ -1,0 +1,115 @@
+"""``protoseam VERB …``. Verbs are imported when they are used, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import sys
+import warnings
+
+VERBS = {
+    "demo": "train Baseline, Unlifted and ProtoSeam on the digits, on a CPU",
+    "train": "train a run, or go on with one",
+    "eval": "evaluate a run's deployed network",
+    "audit": "check the theory's bounds on a run, term by term",
+    "export": "write a run's network into one file that needs only PyTorch",
+    "data": "list, download and verify data sets",
+    "sweep": "search for settings by validation accuracy, with any number of workers",
+    "reproduce": "the paper's runs, tables and figures",
+    "toy": "the paper's one-dimensional model, against its closed forms",
+}
+
+# What the extra `lab` brings, by import name.
+LAB_PACKAGES = {"sklearn", "scipy", "safetensors", "rich", "jsonargparse", "docstring_parser", "yaml", "PIL"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # ρ on a terminal that has none is no reason to end
+    verb = argv[0] if argv else "--help"
+    if verb in ("-h", "--help"):
+        _help()
+        return 0 if argv else 2
+    if verb == "--version":
+        from protoseam import __version__
+
+        print(__version__)
+        return 0
+    if verb not in VERBS:
+        import difflib
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        print(
+            f"protoseam: there is no verb {verb!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+            file=sys.stderr,
+        )
+        return 2
+    return _dispatch(verb, argv[1:])
+
+
+def _help() -> None:
+    print("usage: protoseam VERB [options]\n\nTrain classifiers lifted at one seam.\n\nverbs:")
+    for verb, what in VERBS.items():
+        print(f"  {verb:<11}{what}")
+    print("\nprotoseam VERB --help says more of each.")
+
+
+def _dispatch(verb: str, rest: list[str]) -> int:
+    try:
+        return _run(verb, rest)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in LAB_PACKAGES:
+            raise
+        print(
+            f"protoseam {verb} needs {package}, which is not installed. Install the extra for the command: "
+            "pip install 'protoseam[lab]'",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _run(verb: str, rest: list[str]) -> int:
+    from protoseam.errors import ProtoSeamError
+    from protoseam.lab.cli.options import spelled
+    from protoseam.lab.data.names import for_terminal
+
+    module = importlib.import_module(f"protoseam.lab.cli.{verb}")
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"protoseam {verb}: warning: {for_terminal(str(message))}\n"
+    )
+    try:
+        if hasattr(module, "main"):
+            status = int(module.main(rest))
+        else:
+            parser = argparse.ArgumentParser(prog=f"protoseam {verb}", description=VERBS[verb])
+            module.add_arguments(parser)
+            status = int(module.run(parser.parse_args(spelled(rest, parser))))
+        sys.stdout.flush()  # here, where a pipe that is closed is understood
+        return status
+    except ProtoSeamError as error:
+        print(f"protoseam {verb}: {for_terminal(str(error))}", file=sys.stderr)
+        return 130 if getattr(error, "by_user", False) else 1
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(
+            for_terminal(
+                f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or mend this one"
+            ),
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print(f"protoseam {verb}: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        warnings.formatwarning = plain

@@ -1,0 +1,70 @@
+"""What several commands make of the same option."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from typing import get_args
+
+from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
+
+__all__ = [
+    "at_least_one",
+    "budget_seconds",
+    "distinct",
+    "known_variants",
+    "one_thread",
+    "spare_threads",
+    "spelled",
+]
+
+
+def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Options as this parser knows them: --on-nonfinite and --on_nonfinite are the same."""
+
+    def known(word: str) -> str:
+        name, equals, value = word.partition("=")
+        forms = (name, "--" + name[2:].replace("-", "_"), "--" + name[2:].replace("_", "-"))
+        found = next((form for form in forms if form in parser._option_string_actions), name)
+        return found + equals + value
+
+    return [known(word) if word.startswith("--") else word for word in argv]
+
+
+def at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigError(f"--{name} must be at least 1, got {value}")
+
+
+def distinct(name: str, values: Sequence[object] | None) -> None:
+    if values is not None and len(set(values)) < len(values):
+        raise ConfigError(f"--{name} names one twice: {' '.join(map(str, values))}")
+
+
+def known_variants(asked: Iterable[str]) -> None:
+    for variant in asked:
+        if variant not in get_args(Variant):
+            raise ConfigError(f"there is no variant {variant!r}; there are {', '.join(get_args(Variant))}")
+
+
+def budget_seconds(minutes: float | None) -> float | None:
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(
+            f"the budget must be more than 0 minutes, got {minutes:g}; leave it out for no limit"
+        )
+    return None if minutes is None else 60 * minutes
+
+
+def one_thread() -> None:
+    """For networks so small that they lose more than they gain by sharing cores; unless the user has said how many."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def spare_threads(config: RunConfig) -> None:
+    """One for the digits; for a resumed run as well: with other threads sums would be taken in another order."""
+    if config.data == "digits":
+        one_thread()

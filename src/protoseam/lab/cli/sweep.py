@@ -1,0 +1,241 @@
+"""``protoseam sweep``: search for settings by validation accuracy; start it as often as there are workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protoseam.lab.cli.options import (
+    at_least_one,
+    budget_seconds,
+    distinct,
+    known_variants,
+    spare_threads,
+    spelled,
+)
+from protoseam.lab.cli.train import Parser, find_recipe, flatten, refuse_clock_numbers, vet_config_files
+from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
+
+if TYPE_CHECKING:
+    from protoseam.lab.experiments.space import Space
+    from protoseam.lab.experiments.sweep import Search
+
+__all__ = ["main"]
+
+_MOST_TRIED = 1000  # combinations, until one is found that a value goes with
+_OWN = (
+    "config", "recipe", "out", "space", "trials", "seeds", "variants", "tune_unlifted", "storage", "name",
+    "heartbeat", "pack", "budget_minutes", "report_only", "quiet",
+)  # fmt: skip
+
+
+def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
+    parser = Parser(
+        prog="protoseam sweep",
+        description="Search for the settings with the highest validation accuracy; test data is never touched. "
+        "Started again it goes on; started several times at once the workers share the trials.",
+    )
+    parser.add_argument("--config", action="config", help="a YAML file of settings")
+    parser.add_argument("--recipe", type=str, help="start from a recipe, e.g. cifar100-resnet8-baseline")
+    parser.add_argument("--out", type=str, metavar="DIR", help="default sweeps/DATA-MODEL")
+    parser.add_argument(
+        "--space",
+        nargs="+",
+        type=str,
+        metavar="SETTING=FORM",
+        help="choice:A,B,C  uniform:LOW:HIGH  loguniform:LOW:HIGH  int:LOW:HIGH; default: the paper's grid, "
+        "4 learning rates × 5 weight decays",
+    )
+    parser.add_argument(
+        "--trials", type=int, metavar="N", help="N points of Optuna's choice instead of every combination"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, help="tune on the mean over these; default --seed")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        type=str,
+        help="a search for each, e.g. baseline protoseam; default --variant",
+    )
+    parser.add_argument(
+        "--tune-unlifted",
+        action="store_true",
+        help="search for Unlifted, too; the paper gives it Baseline's settings",
+    )
+    parser.add_argument(
+        "--storage",
+        type=str,
+        metavar="URL",
+        help="an Optuna storage that machines share; default DIR/sweep.db",
+    )
+    parser.add_argument("--name", type=str, help="the sweep's name in that storage; default DIR's last part")
+    parser.add_argument(
+        "--heartbeat",
+        type=int,
+        default=60,
+        metavar="SECONDS",
+        help="with --storage: sign of life a worker gives; its trial is retried when three are missing",
+    )
+    parser.add_argument("--pack", type=int, default=1, metavar="R", help="trials trained side by side")
+    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
+    parser.add_argument(
+        "--report-only", action="store_true", help="run nothing, write and show what is there"
+    )
+    parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_class_arguments(RunConfig, None)
+    if defaults:
+        parser.set_defaults(flatten(defaults))
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    from protoseam.lab.experiments.sweep import run_sweep
+
+    vet_config_files(argv, _OWN)
+    refuse_clock_numbers(argv)
+    parser = build_parser(find_recipe(argv))
+    values = parser.parse_args(spelled(argv, parser)).as_dict()
+    config = from_dict({k: v for k, v in values.items() if k not in _OWN})
+    for name in ("pack", "heartbeat", "trials"):
+        at_least_one(name, values[name])
+    distinct("seeds", values["seeds"])
+    budget = budget_seconds(values["budget_minutes"])
+    spare_threads(config)
+    out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
+    if values["report_only"] and not out.is_dir():
+        raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or say --out")
+    searches = _searches(config, _space(values["space"], config, parser), values, out)
+    complete = True
+    if not values["report_only"]:
+        complete = run_sweep(
+            searches, pack=values["pack"], budget_seconds=budget, quiet=values["quiet"], say=_say
+        )
+    found = _report(searches, out)
+    if not complete:
+        print("not everything is done; start again to go on")
+    return 0 if complete and (found or values["report_only"]) else 1
+
+
+def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
+    from protoseam.lab.experiments import paper
+    from protoseam.lab.experiments.space import ADAMW_GRID, Choice, parse_space
+
+    if not words:
+        grid = ADAMW_GRID if config.optim.name == "adamw" else paper.GRID
+        return {key: Choice(values) for key, values in grid.items()}
+    space = parse_space(words)
+    ends = {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}
+    for key, values in ends.items():
+        others = {k: v for k, v in ends.items() if k != key}
+        for value in values:
+            _check_value(parser, config, key, value, others)
+    return space
+
+
+def _check_value(
+    parser: Parser, config: RunConfig, key: str, value: Any, others: dict[str, tuple[Any, ...]]
+) -> None:
+    """A word for a number is an error now, and so is a value that goes with none of the others'."""
+    from protoseam.lab.experiments.space import apply
+
+    why: Exception | None = None
+    for point in itertools.islice(itertools.product(*others.values()), _MOST_TRIED):
+        try:
+            parser.parse_object(to_dict(apply(config, {key: value} | dict(zip(others, point, strict=True)))))
+            return
+        except ConfigError as error:
+            why = why or error
+    assert why is not None
+    raise why
+
+
+def _variants(config: RunConfig, values: dict[str, Any]) -> list[Variant]:
+    asked = list(dict.fromkeys(values["variants"] or [config.variant]))
+    known_variants(asked)
+    if values["tune_unlifted"]:
+        return [*asked, *(["unlifted"] if "unlifted" not in asked else [])]
+    if "unlifted" in asked:
+        raise ConfigError(
+            "in the paper Unlifted is not searched for, it has Baseline's settings (rem:confound): sweep "
+            "--variants baseline, which writes unlifted/best.yaml as well; or give it a search of its own with "
+            "--tune-unlifted"
+        )
+    return asked
+
+
+def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path) -> list[Search]:
+    from protoseam.lab.data.links import refuse_links
+    from protoseam.lab.experiments.sweep import plan_search
+    from protoseam.lab.experiments.sweep_queue import open_storage
+
+    variants = _variants(config, values)
+    shared = values["storage"] is not None
+    database = (out / "sweep.db").resolve()
+    if not shared and set("?#%") & set(str(database)):
+        raise ConfigError(
+            f"--out {out}: ?, # and % mean something in a database's address; choose another place"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    refuse_links(out)
+    url = values["storage"] or f"sqlite:///{database}"
+    storage = open_storage(url, values["heartbeat"])
+    name = values["name"] or out.resolve().name
+    return [
+        plan_search(
+            dataclasses.replace(config, variant=variant),
+            space,
+            values["seeds"] or [config.seed],
+            out / variant,
+            storage,
+            name=f"{name}-{variant}",
+            shared=shared,
+            trials=values["trials"],
+        )
+        for variant in variants
+    ]
+
+
+def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
+    params = "  ".join(
+        f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in row["params"].items()
+    )
+    if row["value"] is None:
+        why = row["diverged"].partition(". ")[0]  # the remedy after it is for a single run
+        what = why if why.startswith("not run") else f"diverged: {why}"
+    else:
+        what = f"val {100 * row['value']:.2f} %"
+    late = (
+        "" if row["counted"] else "  (not counted: its heartbeats came too late, and another worker has it)"
+    )
+    count = len(search.queue.points)
+    print(f"{search.base.variant}  trial {slot} ({count} in all)  {params}  {what}{late}", flush=True)
+
+
+def _report(searches: list[Search], out: Path) -> bool:
+    """Print the trials, write the best of each search; False if one has none."""
+    from protoseam.lab.experiments import sweep_report as report
+
+    found = True
+    tuned = {search.base.variant for search in searches}
+    for search in searches:
+        variant = search.base.variant
+        rows = report.collect(search)
+        path = report.write_report(search, rows)
+        missing = sum(row["state"] == "missing" for row in rows)
+        print(f"\n{variant}: {len(rows) - missing} of {len(rows)} trials, by validation accuracy\n")
+        print(report.markdown(search, rows), end="")
+        if path is None:
+            found = False
+            print(f"\nno trial of {variant} came to its end: there is no best one")
+            continue
+        print(f"\nbest: protoseam train --config {shlex.quote(str(path))}")
+        best = report.best_config(search, rows)
+        own = "unlifted" in tuned or (out / "unlifted" / "trials.csv").exists()
+        if variant == "baseline" and not own and best is not None:
+            why = "Baseline's settings, as in the paper (rem:confound); sweep --tune-unlifted searches for its own"
+            inherited = report.write_best(out / "unlifted", report.inherit(best, "unlifted"), why)
+            print(f"Unlifted inherits: protoseam train --config {shlex.quote(str(inherited))}")
+    return found

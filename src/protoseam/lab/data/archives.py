@@ -1,0 +1,185 @@
+"""Tar and zip archives as trees of files, and the checks an archive from a stranger must pass.
+
+Members are read straight from the archive: nothing is unpacked to disk unless `extract` is asked to. An
+archive is refused when a member's name is absolute or climbs out (`../`), when a member is a link or a device,
+is encrypted or appears twice, and when the whole unpacks to more than the limits allow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from protoseam.errors import DataError
+from protoseam.lab.data.streams import (
+    DEFAULT_LIMITS,
+    ForwardReader,
+    Limits,
+    damage_as_data_error,
+    decompressed,
+)
+from protoseam.lab.data.trees import FolderTree, Tree, ignored
+
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+ARCHIVE_SUFFIXES = (*TAR_SUFFIXES, ".zip")
+_LOCAL_HEADER = 30  # bytes of a zip member's fixed local header
+
+
+class ZipTree(Tree):
+    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(path)
+        self._limits = limits
+
+    def names(self) -> list[str]:
+        with damage_as_data_error(self.path, "zip archive"), zipfile.ZipFile(self.path) as archive:
+            return sorted(name for name in self._members(archive) if not ignored(name))
+
+    def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+        with damage_as_data_error(self.path, "zip archive"), zipfile.ZipFile(self.path) as archive:
+            for name, info in self._members(archive).items():
+                if not ignored(name) and wanted(name):
+                    yield name, archive.read(info)  # checks the CRC, and stops at the declared size
+
+    def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+        """Every check of the directory happens here, before the first byte of the first member is read."""
+        entries = archive.infolist()
+        tally = _Tally(self.path, self._limits)
+        found: dict[str, zipfile.ZipInfo] = {}
+        for info in entries:
+            where = f"{self.path}: member {info.orig_filename!r}"
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise DataError(f"{where} refused: it is a link or a device, not a file")
+            if info.flag_bits & 0x1:
+                raise DataError(f"{where} refused: it is encrypted; unpack the archive yourself first")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataError(f"{where} refused: compression method {info.compress_type} is not supported")
+            # orig_filename still shows a NUL byte, at which zipfile silently cuts the name
+            name = tally.add(info.orig_filename, info.file_size, info.is_dir())
+            self._limits.allow(where, info.file_size, info.compress_size)
+            if not info.is_dir():
+                found[name] = info
+        # Entries that share their packed bytes multiply a small file: the other form of a zip bomb.
+        by_place = sorted(entries, key=lambda info: info.header_offset)
+        for one, after in pairwise(by_place):
+            if one.header_offset + _LOCAL_HEADER + one.compress_size > after.header_offset:
+                raise DataError(
+                    f"{self.path} refused: members {one.filename!r} and {after.filename!r} overlap"
+                )
+        return found
+
+
+class TarTree(Tree):
+    """A tar archive, plain or compressed, read forwards only and within limits."""
+
+    def __init__(self, path: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        super().__init__(path)
+        self._limits = limits
+
+    def names(self) -> list[str]:
+        return sorted(name for name, _ in self._walk(lambda name: False))
+
+    def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+        return ((name, data) for name, data in self._walk(wanted) if data is not None)
+
+    def _walk(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
+        damage = damage_as_data_error(self.path, "tar archive")
+        with damage, self.path.open("rb") as packed, decompressed(packed) as plain:
+            forward = ForwardReader(plain, str(self.path), self.path.stat().st_size, self._limits)
+            tally = _Tally(self.path, self._limits)
+            with tarfile.open(fileobj=forward, mode="r:") as archive:
+                for member in archive:
+                    where = f"{self.path}: member {member.name!r}"
+                    if not (member.isreg() or member.isdir()) or member.issparse():
+                        raise DataError(f"{where} refused: it is a link or a device, not a file")
+                    name = tally.add(member.name, member.size, member.isdir())
+                    if member.isdir() or ignored(name):
+                        continue
+                    if wanted(name):
+                        forward.seek(member.offset_data)
+                        yield name, forward.read_exactly(member.size)
+                    else:
+                        yield name, None
+            forward.drain()  # gzip's checksum of it all comes last: unread, a flipped bit would go unnoticed
+
+
+def open_tree(path: Path, limits: Limits = DEFAULT_LIMITS) -> Tree:
+    """The folder or archive at `path`, as a tree of files."""
+    if path.is_dir():
+        return FolderTree(path)
+    if path.name.lower().endswith(".zip"):
+        return ZipTree(path, limits)
+    if path.name.lower().endswith(TAR_SUFFIXES):
+        return TarTree(path, limits)
+    raise DataError(f"{path} is neither a folder nor an archive ({', '.join(ARCHIVE_SUFFIXES)})")
+
+
+def extract(archive: Path, destination: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Unpack into a new folder: all of it or, if anything is refused or breaks off, none of it."""
+    if destination.exists():
+        raise DataError(f"{destination} already exists: remove it, or choose another place to unpack to")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=destination.parent))
+    try:
+        for name, data in open_tree(archive, limits).read(lambda name: True):
+            target = staging / name
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as file:  # x: a name that differs in case only must not overwrite
+                    file.write(data)
+            except OSError as error:
+                raise DataError(f"{archive}: member {name!r} cannot be written: {error}") from error
+        os.rename(staging, destination)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _safe_name(path: Path, raw: str) -> str:
+    """The member's name, without a leading `./`; refused if it could point outside the archive's own folder."""
+    parts = [part for part in raw.split("/") if part not in ("", ".")]
+    suspect = (
+        raw.startswith("/")
+        or ".." in parts
+        or "\\" in raw
+        or re.match(r"[A-Za-z]:", raw) is not None
+        or any(ord(character) < 32 for character in raw)
+    )
+    if suspect:
+        raise DataError(f"{path}: member {raw!r} refused: its name points outside the archive's own folder")
+    return "/".join(parts)
+
+
+class _Tally:
+    """Counts members as they are listed, and refuses the first that is one too many, too big or a repeat."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self._path, self._limits = path, limits
+        self._packed = path.stat().st_size
+        self._members = self._bytes = 0
+        self._seen: set[str] = set()
+
+    def add(self, raw: str, size: int, is_folder: bool) -> str:
+        name = _safe_name(self._path, raw)
+        self._members += 1
+        self._bytes += size
+        limits, where = self._limits, f"{self._path}: member {raw!r}"
+        if self._members > limits.members:
+            raise DataError(f"{self._path} refused: it has more than {limits.members:,} members")
+        if size < 0 or size > limits.member_bytes:
+            raise DataError(f"{where} refused: {size:,} bytes; the limit is {limits.member_bytes:,}")
+        if self._bytes > limits.total_bytes:
+            raise DataError(f"{self._path} refused: it unpacks to more than {limits.total_bytes:,} bytes")
+        limits.allow(str(self._path), self._bytes, self._packed)
+        if not is_folder:
+            if not name or name in self._seen:
+                raise DataError(f"{where} refused: the archive has it twice, or without a name")
+            self._seen.add(name)
+        return name

@@ -1,0 +1,188 @@
+"""Decoded data sets on disk: written whole or not at all, memory-mapped when read, rebuilt when damaged.
+
+A cache is a folder <root>/cache/<name>-<fingerprint>/ with the arrays, classes.txt and a manifest that records
+where they came from, their sizes and their SHA-256. It can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protoseam.errors import DataError, DataWarning
+from protoseam.lab.data.arrays import FOLDER_FILES, read_array_folder
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.data.links import refuse_link
+
+READER_VERSION = 1  # raise it when a reader starts to produce different arrays: old caches are then ignored
+
+_MANIFEST = "manifest.json"
+_FILES = (*FOLDER_FILES, "classes.txt")
+_STAGING = ".writing-"
+_STALE_SECONDS = 24 * 3600
+
+Stamp = Sequence[tuple[str, int, str]]  # name, bytes and marks of each source file, see Tree.stamp
+
+
+def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset]) -> ArrayDataset:
+    """The cached data set for these source files, if it is there and whole; else built, cached and returned."""
+    folder = folder_of(root, name, stamp)
+    if folder.exists():
+        damage = quick_damage(folder)
+        if damage is None:
+            return read_array_folder(folder, name)
+        warnings.warn(
+            f"the decoded copy {folder} is damaged ({damage}) and is rebuilt from its source",
+            DataWarning,
+            stacklevel=4,
+        )
+    logging.getLogger("protoseam.lab.data").info("decoding %s once, into %s", name, folder)
+    dataset = build()
+    try:
+        _write(folder, dataset, stamp)
+    except OSError as error:  # a full disk or a read-only root must not stop the work, only slow it down
+        warnings.warn(
+            f"the decoded copy {folder} cannot be written ({error.strerror or error}), so {name} is decoded anew "
+            "every time; free some space, or set PROTOSEAM_DATA to a folder you can write to",
+            DataWarning,
+            stacklevel=4,
+        )
+        return dataset
+    return read_array_folder(folder, name)
+
+
+def folder_of(root: Path, name: str, stamp: Stamp) -> Path:
+    """Where the decoded form of these source files is, or will be."""
+    digest = hashlib.sha256(json.dumps([READER_VERSION, list(stamp)]).encode()).hexdigest()
+    return root / "cache" / f"{_file_name(name)}-{digest[:16]}"
+
+
+def newest(root: Path, name: str) -> Path | None:
+    """The latest whole cache of that name: the sources may have been deleted once they were decoded."""
+    folders = sorted(
+        (root / "cache").glob(f"{_file_name(name)}-" + "[0-9a-f]" * 16),
+        key=lambda folder: folder.lstat().st_mtime,
+        reverse=True,
+    )
+    return next((folder for folder in folders if quick_damage(folder) is None), None)
+
+
+def quick_damage(folder: Path) -> str | None:
+    """What is visibly wrong with a cache, without reading its arrays; None if nothing is."""
+    for path in (folder, *(folder / file for file in (*_FILES, _MANIFEST))):
+        if path.is_symlink():
+            return f"{path.name} is a link"
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        if manifest["reader"] != READER_VERSION:
+            return f"written by reader version {manifest['reader']}, now {READER_VERSION}"
+        sizes = {file: int(manifest["files"][file]["bytes"]) for file in _FILES}
+        _ = [str(manifest["files"][file]["sha256"]) for file in _FILES]
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+        return f"{_MANIFEST} cannot be read: {type(error).__name__}"
+    for file, size in sizes.items():
+        path = folder / file
+        if not path.is_file():
+            return f"{file} is missing"
+        if path.stat().st_size != size:
+            return f"{file} has {path.stat().st_size:,} bytes, not {size:,}"
+    return None
+
+
+def full_damage(folder: Path) -> str | None:
+    """`quick_damage`, and every file's SHA-256 against the manifest."""
+    damage = quick_damage(folder)
+    if damage is None:
+        files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
+        for file in _FILES:
+            if sha256_of(folder / file) != files[file]["sha256"]:
+                return f"{file} does not match its SHA-256"
+    return damage
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def discard(folder: Path) -> None:
+    """Remove a cache; moved aside first, so that a reader never meets half of one."""
+    refuse_link(folder.parent)
+    aside = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
+    try:
+        os.rename(folder, aside / "old")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
+    refuse_link(folder.parent)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
+    staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
+    try:
+        arrays = (dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels)
+        for file, array in zip(FOLDER_FILES, arrays, strict=True):
+            np.save(staging / file, array, allow_pickle=False)
+        (staging / "classes.txt").write_text("".join(f"{c}\n" for c in dataset.classes), encoding="utf-8")
+        manifest: dict[str, Any] = {
+            "name": dataset.name,
+            "reader": READER_VERSION,
+            "sources": [{"name": name, "bytes": size} for name, size, _ in stamp[:1000]],
+            "files": {
+                file: {"bytes": (staging / file).stat().st_size, "sha256": sha256_of(staging / file)}
+                for file in _FILES
+            },
+        }
+        (staging / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        for file in (*_FILES, _MANIFEST):
+            sync(staging / file)
+        sync(staging)
+        staging.chmod(0o755)  # mkdtemp keeps others out, which would make a shared root useless to them
+        if (folder.exists() or folder.is_symlink()) and quick_damage(folder) is not None:
+            discard(folder)
+        try:
+            os.rename(staging, folder)
+        except OSError:
+            if quick_damage(folder) is not None:  # else another process was first, with the same content
+                raise
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Of a file or folder: onto the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders, and needs no such sync
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes left behind; anything younger than a day may still be being written."""
+    for leftover in parent.glob(f"{_STAGING}*"):
+        if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _file_name(name: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "data"
+    if len(plain) > 100:
+        raise DataError(f"the name {name[:40]}… is too long for a folder; rename it")
+    return plain

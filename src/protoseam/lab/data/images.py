@@ -1,0 +1,358 @@
+"""Images from files: the modes that convert without loss of meaning, and one report of all that do not.
+
+What becomes of each kind of file:
+  - 8-bit grey, RGB, palette and 1-bit images are taken as they are. If every file is grey (1-bit, 8-bit, with
+    or without alpha) the data set has one channel, otherwise every image becomes RGB.
+  - Transparency is composited over black: dropping the alpha channel instead would uncover whatever colours
+    lie beneath.
+  - 16-bit, floating-point, CMYK and other exotic images are refused: cutting 16 bits to 8, or turning ink
+    into light without a colour profile, would change them silently.
+  - Animations are refused (which frame was meant?), as are truncated and enormous files.
+  - EXIF orientation is left alone, as in torchvision, whose arrays these should equal.
+  - With an image size, every image is resized and cropped to that square; without one all must have one size.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protoseam.errors import DataError, DataWarning
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.data.names import refuse_unprintable
+from protoseam.lab.data.split import stratified_split
+from protoseam.lab.data.trees import FolderTree, Tree
+
+LAYOUT_VERSION = 2  # of what is taken for parts and classes
+MAX_PIXELS = 4096 * 4096
+# What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+TRAIN_FOLDERS = (
+    "train",
+    "training",
+)  # in any case, as those of the test set, of which the first that exists is it
+TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
+SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
+
+_GREY_MODES = ("1", "L", "LA", "La")
+_CLEAN_MODES = (*_GREY_MODES, "RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "YCbCr")
+_TIFF_BITS = 258  # the tag BitsPerSample
+_SHOWN = 20
+
+
+class Problem(Exception):
+    """Why one image cannot be used; collected, never seen by the user on its own."""
+
+
+def resize_image(image: Any, size: int) -> Any:
+    """A Pillow image with its shorter side brought to ``size`` (bilinear, antialiased), its centre cropped to a square.
+
+    The same pixels as torchvision's Resize(size) and CenterCrop(size).
+    """
+    width, height = image.size
+    if min(width, height) != size:
+        longer = int(size * max(width, height) / min(width, height))
+        width, height = (size, longer) if width <= height else (longer, size)
+        image = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    left, top = round((width - size) / 2.0), round((height - size) / 2.0)
+    return image.crop((left, top, left + size, top + size))
+
+
+def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """:func:`resize_image` for images (N, H, W, C) that are arrays already."""
+    if images.shape[1:3] == (size, size):
+        return images
+    pil = _pillow()
+    resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
+    for row, image in zip(resized, images, strict=True):
+        for channel in range(image.shape[2]):
+            plane = pil.fromarray(np.ascontiguousarray(image[..., channel]))
+            row[..., channel] = np.asarray(resize_image(plane, size))
+    return resized
+
+
+def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np.uint8], bool]:
+    """(H, W, 3) pixels, resized if a size is given, and whether the file was grey. Raises `Problem`."""
+    pil = _pillow()
+    try:
+        with pil.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise Problem(f"is {width}×{height} pixels, over the limit of {MAX_PIXELS:,}: shrink it")
+            # Phones write a JPEG and its preview as one MPO file: the first of the two is the photograph.
+            if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+                raise Problem(f"is animated or has {image.n_frames} pages: save the one you mean")
+            if image.mode.startswith(("I", "F")) or _has_16_bits(image, data):
+                raise Problem("has 16 bits or more a channel: convert it to 8 bits the way you see fit")
+            if image.mode not in _CLEAN_MODES:
+                raise Problem(f"has the colour mode {image.mode}: convert it to RGB with a colour profile")
+            grey, rgb = image.mode in _GREY_MODES, _to_rgb(image, pil)
+            return np.asarray(rgb if image_size is None else resize_image(rgb, image_size)), grey
+    except Problem:
+        raise
+    except pil.UnidentifiedImageError as error:
+        raise Problem(f"is not one of {', '.join(FORMATS)}: convert, replace or remove it") from error
+    except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
+        raise Problem(f"is far larger than the limit of {MAX_PIXELS:,} pixels: shrink it") from error
+    except Exception as error:  # decoders raise anything from OSError to struct.error on damaged bytes
+        raise Problem(f"is truncated or damaged ({error}): replace or remove it") from error
+
+
+def decode_all(
+    where: str, files: Iterable[tuple[int, str, bytes]], count: int, image_size: int | None = None
+) -> NDArray[np.uint8]:
+    """Decode every (row, name, bytes) into one array, or raise one `DataError` that names every bad file."""
+    images: NDArray[np.uint8] | None = None
+    problems: list[tuple[str, str]] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    all_grey = True
+    with _quiet_pillow():
+        for row, name, data in files:
+            try:
+                pixels, grey = decode_image(data, image_size)
+            except Problem as problem:
+                problems.append((name, str(problem)))
+                continue
+            all_grey &= grey
+            sizes[name] = (pixels.shape[0], pixels.shape[1])
+            if images is None:
+                images = _allocate(where, count, pixels.shape)
+            if images.shape[1:] == pixels.shape:
+                images[row] = pixels
+    hint = ""
+    if len(set(sizes.values())) > 1:
+        hint = f"\nTo have all images resized and cropped to one size: --image_size {_usual_size(sizes.values())}"
+        (height, width), _ = Counter(sizes.values()).most_common(1)[0]
+        problems += [
+            (name, f"is {w}×{h} while most are {width}×{height}: resize them all to one size")
+            for name, (h, w) in sizes.items()
+            if (h, w) != (height, width)
+        ]
+    if problems or images is None:
+        raise _report(where, problems, hint)
+    return np.ascontiguousarray(images[..., :1]) if all_grey else images
+
+
+def _usual_size(sizes: Collection[tuple[int, int]]) -> int:
+    """A size that suits images of these: half of them are no smaller. At most 224, as most networks' inputs."""
+    shorter = sorted(min(size) for size in sizes)
+    return max(8, min(224, shorter[len(shorter) // 2] // 8 * 8))
+
+
+def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> ArrayDataset:
+    """train/<class>/… and test/<class>/… (or val/); or <class>/… alone, of which a fifth becomes the test set.
+
+    The class names are the folder names, in plain string order. Without a test part, `stratified_split` takes
+    20 % of each class with seed 0, so the same folder gives the same test set anywhere. Where both test/ and
+    val/ exist, test/ is the test set and val/ is left unread: validation images are cut from train/. The names may
+    also be Training/, TEST/ and the like. With ``image_size``, images of any sizes become squares of that one.
+    """
+    pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
+    prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
+    folders = tree.folders() if isinstance(tree, FolderTree) else []
+    train, test, empty = _layout(
+        str(tree.path),
+        [file.removeprefix(prefix) for file in pictures],
+        [folder.removeprefix(prefix) for folder in folders if folder.startswith(prefix)],
+    )
+    classes = tuple(sorted({label for label, _ in (*train, *test)} | set(empty)))
+    refuse_unprintable(str(tree.path), classes)
+    index = {label: i for i, label in enumerate(classes)}
+    labels = np.array([index[label] for label, _ in (*train, *test)], dtype=np.int64)
+    place = {prefix + file: row for row, (_, file) in enumerate((*train, *test))}
+    found = ((place[file], file, data) for file, data in tree.read(place.__contains__))
+    images = decode_all(str(tree.path), found, len(labels), image_size)
+    train_rows: slice | NDArray[np.int64] = slice(0, len(train))
+    test_rows: slice | NDArray[np.int64] = slice(len(train), None)
+    if not test:
+        train_rows, test_rows = stratified_split(labels, SPLIT_FRACTION, SPLIT_SEED)
+        if not len(test_rows):
+            raise DataError(
+                f"{tree.path} has too few images to set a fifth of each class aside: add test/<class>/"
+            )
+    return ArrayDataset(
+        name, images[train_rows], labels[train_rows], images[test_rows], labels[test_rows], classes
+    )
+
+
+def _layout(
+    where: str, pictures: list[str], folders: list[str]
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
+    """(class, file) pairs of the training and the test part, and the class of every folder, full or empty."""
+    tops = sorted({file.split("/", 1)[0] for file in pictures if "/" in file})
+    named = {top.lower(): top for top in tops}
+    train_folder = next((named[folder] for folder in TRAIN_FOLDERS if folder in named), None)
+    held_out = [named[folder] for folder in TEST_FOLDERS if folder in named]
+    parts: tuple[str, ...] = ("",)
+    if train_folder is None:
+        _refuse_parts_as_classes(where, pictures)
+    elif not held_out:
+        raise DataError(
+            f"{where} has {train_folder}/ but none of {', '.join(f'{f}/' for f in TEST_FOLDERS)} with images in it: "
+            "add one, or move the class folders up one level to have a fifth of each class set aside"
+        )
+    else:
+        parts = (f"{train_folder}/", f"{held_out[0]}/")
+    unread = [f"{top}/" for top in tops if parts != ("",) and f"{top}/" not in parts]
+    if unread:
+        warnings.warn(
+            f"{where}: of {parts[0]} and the test set {parts[1]} a data set is made, and what else there is "
+            f"({', '.join(unread)}) is left unread; validation images are cut from {parts[0]}",
+            DataWarning,
+            stacklevel=3,
+        )
+    pairs: list[list[tuple[str, str]]] = []
+    for part in parts:
+        inside = [file for file in pictures if file.startswith(part)]
+        if loose := [file for file in inside if "/" not in file.removeprefix(part)]:
+            raise DataError(
+                f"{where}: {len(loose)} images lie in no class folder, first {loose[0]}: move or remove them"
+            )
+        pairs.append([(file.removeprefix(part).split("/", 1)[0], file) for file in inside])
+    if not pairs[0]:
+        raise DataError(
+            f"{where} holds no images in class folders; expected train/<class>/… and test/<class>/…, or "
+            f"<class>/…, with files ending in {', '.join(SUFFIXES)}"
+        )
+    below = [folder.removeprefix(part) for part in parts for folder in folders if folder.startswith(part)]
+    return pairs[0], pairs[1] if len(pairs) > 1 else [], [folder for folder in below if "/" not in folder]
+
+
+def _refuse_parts_as_classes(where: str, pictures: list[str]) -> None:
+    """seg_train/ and seg_test/, which hold the same folders, are parts of a data set, and no classes."""
+    below: dict[str, set[str]] = {}
+    for file in pictures:
+        top, *rest = file.split("/")
+        below.setdefault(top, set()).add(rest[0] if len(rest) > 1 else "")
+    inside = list(below.values())
+    named_so = len(below) > 1 and any("train" in top.lower() for top in below)
+    if named_so and "" not in inside[0] and len(inside[0]) > 1 and all(f == inside[0] for f in inside):
+        raise DataError(
+            f"{where}: {', '.join(f'{top}/' for top in list(below)[:3])} each hold the folders "
+            f"{', '.join(sorted(inside[0])[:3])}…, so they look like parts of a data set rather than classes: name "
+            "them train/ and test/"
+        )
+
+
+def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
+    """tiny-imagenet-200: train/<wnid>/images/…, and val/ with its annotations as the test set.
+
+    Labels number the WordNet ids of wnids.txt in sorted order, the custom for this set; images follow the
+    numbers in their names. The official test images carry no labels and are not read.
+    """
+    texts = {
+        member.rsplit("/", 1)[-1]: data.decode("utf-8", "replace")
+        for member, data in tree.read(lambda n: n.endswith(("wnids.txt", "val/val_annotations.txt")))
+    }
+    if missing := {"wnids.txt", "val_annotations.txt"} - set(texts):
+        raise DataError(
+            f"{tree.path} lacks {' and '.join(sorted(missing))}: it is not a whole tiny-imagenet-200"
+        )
+    wnids = sorted(set(texts["wnids.txt"].split()))
+    index = {wnid: i for i, wnid in enumerate(wnids)}
+    answers = dict(line.split("\t")[:2] for line in texts["val_annotations.txt"].splitlines() if "\t" in line)
+
+    train, test, unanswered = [], [], []
+    for member in tree.names():
+        parts = member.split("/")
+        if not parts[-1].lower().endswith((".jpeg", ".jpg")) or len(parts) < 3:
+            continue
+        if "train" in parts[:-2] and (wnid := parts[parts.index("train") + 1]) in index:
+            train.append((index[wnid], _number(parts[-1]), member))
+        elif parts[-3:-1] == ["val", "images"]:
+            if answers.get(parts[-1]) in index:
+                test.append((_number(parts[-1]), index[answers[parts[-1]]], member))
+            else:
+                unanswered.append(parts[-1])
+    if unanswered or not train or len(test) != len(answers):
+        raise DataError(
+            f"{tree.path} is not whole: {len(train)} training images of the {len(wnids)} classes in wnids.txt, "
+            f"{len(test)} of {len(answers)} annotated validation images, {len(unanswered)} without an annotation; "
+            "fetch tiny-imagenet-200.zip again"
+        )
+    train.sort()
+    test.sort()
+    place = {member: row for row, (*_, member) in enumerate([*train, *test])}
+    found = ((place[member], member, data) for member, data in tree.read(place.__contains__))
+    images = decode_all(str(tree.path), found, len(place))
+    if images.shape[-1] == 1:  # all grey can only happen in a cut-down copy; the set is an RGB one
+        images = images.repeat(3, axis=-1)
+    return ArrayDataset(
+        name,
+        images[: len(train)],
+        np.array([label for label, *_ in train], dtype=np.int64),
+        images[len(train) :],
+        np.array([label for _, label, _ in test], dtype=np.int64),
+        tuple(wnids),
+    )
+
+
+def _number(file: str) -> int:
+    return int((re.findall(r"\d+", file) or ["0"])[-1][-18:])  # Python refuses to read thousands of digits
+
+
+def _common_folder(files: Sequence[str]) -> str:
+    """`wrapper/`, if everything lies under one folder that holds folders itself; else nothing."""
+    tops = {file.split("/", 1)[0] for file in files}
+    wrapped = len(tops) == 1 and all(file.count("/") >= 2 for file in files)
+    return f"{tops.pop()}/" if wrapped and not {top.lower() for top in tops} & set(TRAIN_FOLDERS) else ""
+
+
+def _has_16_bits(image: Any, data: bytes) -> bool:
+    # Pillow opens 16-bit RGB files as 8-bit RGB without a word; the PNG header and the TIFF tags tell.
+    if image.format == "PNG":
+        return data[24:25] == b"\x10"
+    return image.format == "TIFF" and max(image.tag_v2.get(_TIFF_BITS, (8,))) > 8
+
+
+def _to_rgb(image: Any, pil: ModuleType) -> Any:
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        image = pil.alpha_composite(pil.new("RGBA", rgba.size, (0, 0, 0, 255)), rgba)
+    return image.convert("RGB")
+
+
+def _allocate(where: str, count: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    try:
+        return np.empty((count, *shape), dtype=np.uint8)
+    except MemoryError as error:
+        needed = count * np.prod(shape) / 2**30
+        raise DataError(
+            f"{where}: {count:,} images of {shape} need {needed:.1f} GiB of memory, more than there is: shrink them"
+        ) from error
+
+
+def _report(where: str, problems: list[tuple[str, str]], hint: str = "") -> DataError:
+    lines = "".join(f"\n  - {name} {problem}" for name, problem in problems[:_SHOWN])
+    more = f"\n  … and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}{hint}")
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(
+            "reading image files needs Pillow: pip install -e '.[vision]' in the clone"
+        ) from error
+    return Image
+
+
+@contextmanager
+def _quiet_pillow() -> Iterator[None]:
+    """Pillow's remarks about odd metadata are dropped; its alarm at huge images counts as an error."""
+    pil = _pillow()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("error", pil.DecompressionBombWarning)
+        yield

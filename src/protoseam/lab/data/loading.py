@@ -1,0 +1,247 @@
+"""`load`: a data set by name or by path, from what is on disk, decoded once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from protoseam.errors import DataError, DataWarning
+from protoseam.lab.data import archives, arrays, cache, catalog, images, readers
+from protoseam.lab.data.catalog import Entry, Source
+from protoseam.lab.data.dataset import ArrayDataset, check
+from protoseam.lab.data.download import download as download_file
+from protoseam.lab.data.download import progress
+from protoseam.lab.data.split import stratified_split
+from protoseam.lab.data.trees import FolderTree, Tree
+
+Reader = Callable[[Tree, str, tuple[str, ...]], ArrayDataset]
+
+READERS: dict[str, Reader] = {
+    "idx": readers.read_idx,
+    "cifar10-python": readers.read_cifar10_python,
+    "cifar10-binary": readers.read_cifar10_binary,
+    "cifar100-python": readers.read_cifar100_python,
+    "cifar100-binary": readers.read_cifar100_binary,
+    "tinyimagenet": images.read_tiny_imagenet,
+    "images": lambda tree, name, classes: images.read_image_folder(tree, name),
+}
+
+
+@dataclass(frozen=True)
+class Located:
+    """A source found on disk: where it is, and which of the catalogue's forms it has."""
+
+    source: Source
+    tree: Tree
+
+
+def load(
+    name_or_path: str, root: Path | None = None, *, download: bool = False, image_size: int | None = None
+) -> ArrayDataset:
+    """The data set of that name, or at that path, checked and ready to train on.
+
+    Names: digits (always there), mnist, fashion-mnist, cifar10, cifar100, tinyimagenet; their files are looked
+    for under `root` ($PROTOSEAM_DATA, else ~/.cache/protoseam/data) and downloaded only if `download` is true.
+    A folder <root>/<name>/ of .npy arrays will do as well.
+    Paths: an .npz file, a folder of .npy arrays, a folder or archive (.zip, .tar.gz) of images in class folders,
+    or one in any of the official formats. A name wins over a file of the same name: write ./mnist for that.
+    `image_size`: every image's shorter side is brought to that many pixels, and its centre cropped to a square, so
+    that a folder may hold images of any sizes.
+    """
+    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    if entry is not None:
+        dataset = _load_named(entry, root, download)
+        _warn_if_not_whole(entry, dataset)
+    else:
+        dataset = _load_path(name_or_path, root, image_size)
+    check(dataset)
+    return dataset if image_size is None else _resized(dataset, image_size)
+
+
+def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
+    if dataset.train_images.ndim != 4:
+        raise DataError(
+            f"image_size={size}, but {dataset.name} has rows of features, not images: leave it out"
+        )
+    return dataclasses.replace(
+        dataset,
+        train_images=images.resize_arrays(dataset.train_images, size),
+        test_images=images.resize_arrays(dataset.test_images, size),
+    )
+
+
+def array_folder(entry: Entry, root: Path) -> Path | None:
+    """<root>/<name>/, if it holds the data set as .npy arrays."""
+    folder = root / entry.name
+    return folder if (folder / arrays.FOLDER_FILES[0]).is_file() else None
+
+
+def locate(entry: Entry, root: Path) -> Located | None:
+    """The first of the entry's sources whose files are all under the root, as an archive or unpacked."""
+    for folder in entry.folders:
+        base = root / folder
+        for source in entry.sources:
+            if source.format == "idx":
+                # a download that broke off after two of the four files must not count as found
+                if base.is_dir() and not readers.missing_idx_files(tree := FolderTree(base)):
+                    return Located(source, tree)
+                continue
+            for place in (source.files[0].name, source.folder):
+                if place and (base / place).exists():
+                    return Located(source, archives.open_tree(base / place))
+    return None
+
+
+def fetch(entry: Entry, root: Path, sha256: str | None = None) -> list[Path]:
+    """Download the entry's files to where `load` looks for them."""
+    if entry.embedded:
+        return []
+    source = entry.sources[0]
+    if sha256 is not None and len(source.files) > 1:
+        raise DataError(f"--sha256 is for data sets of one file; {entry.name} has {len(source.files)}")
+    fetched = []
+    for file in source.files:
+        with progress(file.name) as report:
+            fetched.append(download_file(file, root / entry.folders[0], sha256=sha256, report=report))
+    return fetched
+
+
+def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
+    if entry.embedded:
+        return _digits(entry)
+    if (folder := array_folder(entry, root)) is not None:
+        return arrays.read_array_folder(folder, entry.name)
+    located = locate(entry, root)
+    if located is None and (folder := cache.newest(root, entry.name)) is not None:
+        return arrays.read_array_folder(folder, entry.name)
+    if located is None and download:
+        fetch(entry, root)
+        located = locate(entry, root)
+    if located is None:
+        raise DataError(_missing(entry, root))
+    read, tree = READERS[located.source.format], located.tree
+    return cache.cached(
+        root, entry.name, stamp_of(tree, located.source.format), lambda: read(tree, entry.name, entry.classes)
+    )
+
+
+def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
+    sizes = (len(dataset.train_labels), len(dataset.test_labels))
+    if sizes != (entry.train_size, entry.test_size):
+        warnings.warn(
+            f"{entry.name} has {sizes[0]:,} training and {sizes[1]:,} test images here; the official set has "
+            f"{entry.train_size:,} and {entry.test_size:,}. Results will not compare with published ones.",
+            DataWarning,
+            stacklevel=3,
+        )
+
+
+def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDataset:
+    path = Path(given).expanduser()
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise DataError(f"{given:.200} cannot be read: {error.strerror or error}") from error
+    if not exists:
+        close = difflib.get_close_matches(given.lower(), catalog.CATALOG, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise DataError(
+            f"{given!r} is neither a data set's name nor an existing path.{hint} The names are "
+            f"{', '.join(catalog.CATALOG)}."
+        )
+    name = path_name(path)
+    if path.suffix.lower() == ".npz":
+        return arrays.read_npz(path, name)
+    if path.is_dir() and (path / arrays.FOLDER_FILES[0]).is_file():
+        return arrays.read_array_folder(path, name)
+    tree = archives.open_tree(path)
+    kind = format_of(tree)
+    if kind == "images":  # resized as they are decoded: only then may their sizes differ
+        return cache.cached(
+            root,
+            name,
+            stamp_of(tree, kind, image_size),
+            lambda: images.read_image_folder(tree, name, image_size=image_size),
+        )
+    return cache.cached(root, name, stamp_of(tree, kind), lambda: READERS[kind](tree, name, ()))
+
+
+def stamp_of(tree: Tree, kind: str, image_size: int | None = None) -> cache.Stamp:
+    """What the decoded copy of a tree of that format depends on."""
+    stamp = list(tree.stamp())
+    if kind == "images":
+        stamp.append(("layout", images.LAYOUT_VERSION, ""))
+        if image_size is not None:
+            stamp.append(("image_size", image_size, ""))
+    return stamp
+
+
+def format_of(tree: Tree) -> str:
+    """The format that the names of the files give away; images in class folders if none does."""
+    last_names = {name.rsplit("/", 1)[-1] for name in tree.names()}
+    if any(map(readers.idx_stem, last_names)):
+        return "idx"
+    for format_name, telling in (
+        ("cifar10-python", {"data_batch_1", "test_batch"}),
+        ("cifar10-binary", {"data_batch_1.bin", "test_batch.bin"}),
+        ("cifar100-python", {"train", "test", "meta"}),
+        ("cifar100-binary", {"train.bin", "test.bin"}),
+        ("tinyimagenet", {"wnids.txt", "val_annotations.txt"}),
+    ):
+        if telling <= last_names:
+            return format_name
+    return "images"
+
+
+def _digits(entry: Entry) -> ArrayDataset:
+    """scikit-learn's 1,797 digits, 0…16 spread over 0…255; a fifth of each class is the test set, by seed 0."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = bunch.target.astype(np.int64)
+    train, test = stratified_split(labels, fraction=0.2, seed=0)
+    return ArrayDataset(entry.name, pixels[train], labels[train], pixels[test], labels[test], entry.classes)
+
+
+def _missing(entry: Entry, root: Path) -> str:
+    folder = root / entry.folders[0]
+    options = []
+    for source in entry.sources:
+        files = " and ".join(str(folder / file.name) for file in source.files)
+        options.append(
+            f"put {files} in place" + (f" (or the folder {source.folder})" if source.folder else "")
+        )
+    return (
+        f"{entry.name} is not under {root}. Either {'; or '.join(options)}; or run `protoseam data get "
+        f"{entry.name}` (load(…, download=True)), which fetches {entry.sources[0].download_size / 1e6:.0f} MB from "
+        f"{entry.sources[0].files[0].url.split('/')[2]}. Files you have elsewhere: set {catalog.ROOT_VARIABLE} to "
+        "their folder, or give it to the command (data: --root, train and sweep: --data_root, reproduce: --data-root)."
+    )
+
+
+def is_catalogued(given: str) -> bool:
+    """Whether this names a data set of the catalogue; anything else is data of the user's own."""
+    return not looks_like_path(given) and catalog.find(given) is not None
+
+
+def looks_like_path(given: str) -> bool:
+    """Whether this can only be a path, even if a data set of that name exists."""
+    return os.sep in given or "/" in given or given.startswith(("~", ".")) or given.endswith(".npz")
+
+
+def path_name(path: Path) -> str:
+    """What a data set read from a path is called: the file's or folder's name, without its suffix."""
+    name = path.resolve().name
+    for suffix in (*sorted(archives.ARCHIVE_SUFFIXES, key=len, reverse=True), ".npz"):
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)]
+    return name

@@ -1,0 +1,463 @@
+"""What a run is, as plain data: everything needed to train the same network again.
+
+Config stops at the engine: models, seams and loaders get numbers and tensors, never a config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from protoseam.errors import ProtoSeamError
+
+__all__ = [
+    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "from_dict", "parse_yaml",
+    "resolved", "to_dict", "to_yaml", "unlike",
+]  # fmt: skip
+
+_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
+_MOST_EPOCHS, _MOST_LIFTED = 10**6, 2**16
+_LARGEST = 1e300
+Variant = Literal["baseline", "unlifted", "protoseam"]
+
+
+class ConfigError(ProtoSeamError, ValueError):
+    """A setting is unknown, of the wrong kind, or contradicts another."""
+
+
+# What a run's numbers do not depend on: where it runs, and how often it is looked at and saved.
+BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
+# Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
+_RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
+_OWN_CLIP = 1.0  # of data of one's own; docs/own-data.md has the measurement
+_PAPER_SPEED = 1.0  # the paper trains N2 and S like the rest
+CATALOGUED_BATCH = 128  # of the paper's recipes; the paper does not state it
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer, with linear warm-up and cosine decay (paper, §protocol).
+
+    Args:
+        lr: peak learning rate; null takes the optimizer's default, 0.02 for sgd and 0.001 for adamw.
+        weight_decay: on every parameter, the prototypes included; null takes the optimizer's default, 5e-4 for sgd
+            and 0.01 for adamw (torch's).
+        momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
+        warmup_epochs: length of the linear warm-up; the paper says "short".
+        name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay). null: adamw for
+            data of one's own if lr is null as well, else sgd.
+        clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
+            data set and where lift.bounded does its work, else 1.0: small batches can otherwise end any rate's
+            training at chance. 0: none.
+    """
+
+    lr: float | None = None
+    weight_decay: float | None = None
+    momentum: float = 0.9
+    warmup_epochs: float = 5.0
+    name: Literal["sgd", "adamw"] | None = None
+    clip: float | None = None
+
+    def resolved(self) -> tuple[float, float]:
+        """(learning rate, weight decay), with the optimizer's defaults where the config names none."""
+        lr, decay = _RATES[self.name or "sgd"]
+        return lr if self.lr is None else self.lr, decay if self.weight_decay is None else self.weight_decay
+
+
+@dataclass(frozen=True)
+class LiftConfig:
+    """The seam (unlifted uses ``dim`` only).
+
+    Args:
+        dim: seam width k (paper, §protocol).
+        rho_min: ρ at the first epoch; the paper does not state it.
+        rho_max: ρ at the last epoch (paper, §protocol).
+        alpha: repulsion exponent (paper, eq:penalty).
+        repulsion: weight of the repulsion; null ties it to ρ (paper, remark (i)). It sums n²/2 pairs: for thousands
+            of classes give something like 1/n.
+        covariance: how Σ̂ is estimated.
+        structure: of the covariances.
+        floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
+        draws: samples per class and step (alg:lifted, line 5); null: 1 for a catalogued data set, for data of one's own
+            enough for 64 samples per step.
+        antithetic: draw ξ and −ξ together.
+        init: where the prototypes start.
+        class_weights: 1/n or |D_i|/m (remark (ii)).
+        clean_pass: exact covariance from clean images instead of the epoch's augmented ones.
+        seam_speed: learning rate of N2 and the prototypes, relative to N1's; null: 1 for a catalogued data set (the
+            paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
+        bounded: keep gradients within the limits that follow from the objective, so that rates usual for
+            cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
+    """
+
+    dim: int = 32
+    rho_min: float = 1.0
+    rho_max: float = 16.0
+    alpha: float = 2.0
+    repulsion: float | None = None
+    covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
+    structure: Literal["full", "diagonal", "shared"] = "full"
+    floor: float | Literal["auto"] = 0.1
+    draws: int | None = None
+    antithetic: bool = False
+    init: Literal["fsinit", "random", "unit"] = "fsinit"
+    class_weights: Literal["uniform", "frequency"] = "uniform"
+    clean_pass: bool = False
+    seam_speed: float | None = None
+    bounded: bool | None = None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run.
+
+    Args:
+        data: a catalogued name (``protoseam data list``) or the path of an image folder or .npz.
+        data_root: where data sets lie; default $PROTOSEAM_DATA or the user's cache.
+        model: resnet8, resnet18, vit_s, convnet, mlp, or any timm name.
+        model_options: keyword arguments of the model.
+        variant: baseline (the plain model), unlifted (its seam, end to end) or protoseam.
+        seed: of the initial weights, the split, the order, the augmentation and the samples.
+        epochs: epochs to train.
+        batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for data of
+            one's own the largest power of two from 8 to 128 with which an epoch has 20 steps.
+        validation: fraction of the training data held out, stratified.
+        augment: the paper's pipeline (crop, flip, RandAugment, erasing), none, or auto: the paper's for colour
+            images of 32 pixels or more, none for digits and tables, which a flip turns into something else.
+        image_size: resize images so that their shorter side has this many pixels, and crop the centre to a square;
+            for image files of any sizes. null: images stay as they are and must have one size.
+        mixup: mix pairs of images and their labels; α of the Beta distribution of the shares, e.g. 0.2. 0: never.
+        cutmix: paste a rectangle of one image into another and mix their labels by area; α of the Beta distribution
+            of the shares, e.g. 1.0. 0: never. With mixup as well, each batch takes one of the two at random.
+        label_smoothing: share of a target spread evenly over all classes, e.g. 0.1.
+        average: decay of an exponential moving average of the weights, e.g. 0.999; the average is then what is
+            evaluated, saved and deployed. null: no average.
+        init_from: a finished run's directory, or a .safetensors file, whose network training starts from. A
+            classifier of another shape is left out.
+        optim: the optimizer.
+        lift: the seam.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto (bf16 on CUDA, float32 on a CPU), bf16 or float32.
+        compile: augment by kernels on CUDA: Triton's up to 64×64 pixels, torch.compile's beyond.
+        graph: capture the whole training step in one CUDA graph.
+        deterministic: bit-identical repeats, at some cost in speed.
+        on_nonfinite: what to do when a loss or gradient is not finite. stop: end the run at the last good state;
+            skip: leave that step out; rewind: go back an epoch and on with half the learning rate.
+        checkpoint_every: epochs between checkpoints.
+        eval_every: epochs between validation passes (the last epoch always has one).
+        audit_every: epochs between theory audits on the validation data, and one after the last; 0: never.
+        keep_embeddings: test images whose embeddings the summary keeps, in two dimensions, for a picture; 0: none.
+    """
+
+    data: str = "digits"
+    data_root: str | None = None
+    model: str = "convnet"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    variant: Variant = "protoseam"
+    seed: int = 42
+    epochs: int = 200
+    batch_size: int | None = None
+    validation: float = 0.1
+    augment: Literal["auto", "paper", "none"] = "auto"
+    image_size: int | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    label_smoothing: float = 0.0
+    average: float | None = None
+    init_from: str | None = None
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    lift: LiftConfig = field(default_factory=LiftConfig)
+    device: str = "auto"
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    compile: bool = True
+    graph: bool = True
+    deterministic: bool = False
+    on_nonfinite: Literal["stop", "skip", "rewind"] = "stop"
+    checkpoint_every: int = 10
+    eval_every: int = 1
+    audit_every: int = 0
+    keep_embeddings: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        if self.epochs > _MOST_EPOCHS:
+            raise ConfigError(f"epochs must be at most {_MOST_EPOCHS:,}, got {self.epochs}")
+        if not self.data:
+            raise ConfigError("data is empty: name a data set, or a path")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"validation is a fraction in [0, 1), got {self.validation}")
+        if self.audit_every < 0 or (self.audit_every and not self.validation):
+            raise ConfigError(
+                f"audit_every={self.audit_every} with validation={self.validation}: it is a number of epochs (0: "
+                "never), and an audit needs validation data; set audit_every to 0 or hold some out"
+            )
+        if self.keep_embeddings < 0:
+            raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
+        if not 0 <= self.optim.warmup_epochs < _LARGEST:
+            raise ConfigError(
+                f"optim.warmup_epochs must be a number from 0 on, got {self.optim.warmup_epochs}"
+            )
+        if self.optim.lr is not None and not self.optim.lr > 0:
+            raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
+        if self.optim.clip is not None and not self.optim.clip >= 0:
+            raise ConfigError(
+                f"optim.clip is the largest norm of the gradients, 0 for no limit; got {self.optim.clip}"
+            )
+        if not 0 <= self.optim.momentum < 1:
+            raise ConfigError(f"optim.momentum must lie in [0, 1), got {self.optim.momentum}")
+        if self.optim.weight_decay is not None and not self.optim.weight_decay >= 0:
+            raise ConfigError(f"optim.weight_decay cannot be negative, got {self.optim.weight_decay}")
+        self._check_mixing()
+        for name in ("dim", "draws"):
+            value = getattr(self.lift, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"lift.{name} must be at least 1, got {value}")
+            if value is not None and value > _MOST_LIFTED:
+                raise ConfigError(f"lift.{name} must be at most {_MOST_LIFTED:,}, got {value}")
+        if self.lift.seam_speed is not None and not 0 < self.lift.seam_speed < math.inf:
+            raise ConfigError(f"lift.seam_speed must be positive, got {self.lift.seam_speed}")
+        if self.lift.antithetic and self.lift.draws is not None and self.lift.draws % 2:
+            raise ConfigError(
+                f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
+            )
+        if not self.lift.alpha > 0:
+            raise ConfigError(f"lift.alpha must be positive, got {self.lift.alpha}")
+        if not 0 < self.lift.rho_min <= self.lift.rho_max:
+            raise ConfigError(
+                f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"
+            )
+
+    def _check_mixing(self) -> None:
+        for name in ("mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"{name} is α of a Beta distribution, 0 (never) or more, got {getattr(self, name)}"
+                )
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing is a share in [0, 1), got {self.label_smoothing}")
+        if self.average is not None and not 0 < self.average < 1:
+            raise ConfigError(
+                f"average is the decay of an average of weights, between 0 and 1 (e.g. 0.999), got {self.average}"
+            )
+        moving = self.lift.covariance in ("running", "switch")
+        if (self.mixup or self.cutmix) and self.variant == "protoseam" and moving:
+            raise ConfigError(
+                f"lift.covariance={self.lift.covariance} estimates class covariances from the training batches, and "
+                "a mixed image belongs to no single class: with mixup or cutmix set lift.covariance to exact (a pass "
+                "over unmixed images after each epoch) or isotropic"
+            )
+
+
+_LEAST = {"epochs": 1, "batch_size": 1, "image_size": 4, "checkpoint_every": 1, "eval_every": 1}
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The config with the defaults that depend on other settings filled in, as far as no data is needed for it.
+
+    A run keeps this form, so that it goes on with the same numbers should a later version have other defaults.
+    """
+    from protoseam.lab.data.loading import is_catalogued
+    from protoseam.seam.groups import SEAM_SPEED
+
+    catalogued = is_catalogued(config.data)
+    usual: Literal["sgd", "adamw"] = "sgd" if catalogued or config.optim.lr is not None else "adamw"
+    optim = dataclasses.replace(config.optim, name=config.optim.name or usual)
+    lr, decay = optim.resolved()
+    batch_size, clip, lift = config.batch_size, optim.clip, config.lift
+    bounded = lift.bounded if lift.bounded is not None else not catalogued
+    speed = lift.seam_speed if lift.seam_speed is not None else _PAPER_SPEED if catalogued else SEAM_SPEED
+    draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
+    if catalogued:
+        batch_size = batch_size or CATALOGUED_BATCH
+    elif clip is None:
+        lifted = bounded and config.variant == "protoseam"  # whose gradients need no second limit
+        clip = None if lifted else _OWN_CLIP
+    return dataclasses.replace(
+        config,
+        batch_size=batch_size,
+        optim=dataclasses.replace(optim, lr=lr, weight_decay=decay, clip=clip),
+        lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws),
+    )
+
+
+def as_begun(values: dict[str, Any]) -> dict[str, Any]:
+    """A run's stored settings with those that did not exist when it was begun as they were in force then."""
+    from protoseam.lab.data.loading import is_catalogued
+
+    if is_catalogued(str(values.get("data"))):
+        return values
+    before: dict[str, dict[str, Any]] = {
+        "optim": {"clip": 0.0, "name": "sgd"},
+        "lift": {"seam_speed": _PAPER_SPEED, "bounded": False},
+    }
+    filled = {k: {**old, **values[k]} for k, old in before.items() if isinstance(values.get(k), dict)}
+    return {**values, **filled}
+
+
+def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
+    """The settings in which two runs differ, in words, ``but`` those."""
+    theirs, ours = to_dict(resolved(there)), to_dict(resolved(here))
+    return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
+
+
+@functools.cache
+def _dialect() -> tuple[Any, Any]:
+    """YAML's safe loader and dumper, with numbers as everyone but YAML 1.1 writes them.
+
+    1e-3 is one. 1:30, which would be 90, and 010, which would be 8, are words, and so refused where a number belongs.
+    """
+    import yaml
+
+    numbers = {
+        "int": r"[-+]?(0|[1-9][0-9_]*)$",
+        "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|"
+        r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
+    }
+    kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
+    tags = {f"tag:yaml.org,2002:{kind}": re.compile(form) for kind, form in numbers.items()}
+    loader: Any = kinds[
+        0
+    ]  # the dumper keeps the old forms as well, so that it quotes words that look like them
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag not in tags]
+        for first, forms in loader.yaml_implicit_resolvers.items()
+    }
+    for kind in kinds:
+        for tag, form in tags.items():
+            kind.add_implicit_resolver(tag, form, list("-+.0123456789"))  # type: ignore[attr-defined]
+    return kinds
+
+
+def to_yaml(config: RunConfig) -> str:
+    import yaml
+
+    return str(yaml.dump(to_dict(config), Dumper=_dialect()[1], sort_keys=False))
+
+
+def parse_yaml(text: bytes) -> dict[str, Any]:
+    """The settings in a YAML file: numbers, words, lists and tables. Tags cannot make objects of them.
+
+    Aliases are refused, as a few lines of them can stand for a structure larger than memory, and so is deep nesting,
+    for which the parser's time grows with the square of the depth and more.
+    """
+    import yaml
+
+    try:
+        if len(text) > _MOST_YAML_BYTES:
+            raise ConfigError(
+                f"it has {len(text):,} bytes; a file of settings has at most {_MOST_YAML_BYTES:,}"
+            )
+        depth = 0
+        loader, _ = _dialect()
+        for event in yaml.parse(text, Loader=loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise ConfigError(f"*{event.anchor} is a YAML alias: write the value out in its place")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_YAML_DEPTH:
+                raise ConfigError(
+                    f"its lists and tables are more than {_MOST_YAML_DEPTH} deep: no setting is"
+                )
+        values = loader(text).get_single_data()
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: bytes that are no text, 2001-99-99
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"this is not valid YAML, or more than plain values: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"these are no settings, one a line, but a {type(values).__name__}")
+    return values
+
+
+def from_dict(values: dict[str, Any]) -> RunConfig:
+    """A config from plain data; an unknown key is an error that suggests the nearest known one."""
+    known = dict(values)
+    parts = {"optim": OptimConfig, "lift": LiftConfig}
+    for name, kind in parts.items():
+        if isinstance(known.get(name), dict):
+            known[name] = kind(**_checked(kind, known[name], f"{name}."))
+    return RunConfig(**_checked(RunConfig, known, ""))
+
+
+def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    import difflib
+
+    fields = [f.name for f in dataclasses.fields(kind)]
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
+            shown = key if str(key).isprintable() else repr(key)
+            raise ConfigError(f"unknown setting {prefix}{shown}{hint}")
+    hints = typing.get_type_hints(kind)
+    for key, value in values.items():
+        if not (_fits(value, hints[key]) and _printable(value)):
+            raise ConfigError(f"{prefix}{key} must be {_named(hints[key])}, got {value!r:.100}")
+    return values
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of the kind a setting has; YAML and JSON know no others."""
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inside)
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in inside)
+    if hint is float:  # no setting is infinite; comparing takes any int, math.isfinite does not
+        return type(value) in (int, float) and -_LARGEST < value < _LARGEST
+    if hint in (int, bool):  # True is an int to Python, but nobody means one epoch by it
+        return type(value) is hint
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    return isinstance(value, hint)
+
+
+def _printable(value: Any) -> bool:
+    """Whether every word in a value can be shown on a terminal as it is."""
+    if isinstance(value, dict):
+        return all(map(_printable, (*value, *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_printable, value))
+    return not isinstance(value, str) or value.isprintable()
+
+
+def described(name: str) -> str | None:
+    """What the setting of that (dotted) name must be, in words; None if there is no such setting."""
+    part, _, last = name.rpartition(".")
+    kind = {"": RunConfig, "optim": OptimConfig, "lift": LiftConfig}.get(part)
+    hint = None if kind is None else typing.get_type_hints(kind).get(last)
+    return None if hint is None else _named(hint)
+
+
+def _named(hint: Any) -> str:
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_named, inside))
+    if origin is Literal:
+        return " or ".join(map(str, inside))
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "printable text",
+        type(None): "null",
+    }
+    return names.get(hint, "a table of settings")

@@ -1,0 +1,82 @@
+"""What the last layer of a finished run sees, small enough to be kept in the run's summary.
+
+Data in: a trained run; data out: plain numbers and text. Nothing is trained, drawn or changed.
+
+Legend: N points, K width of the last layer's input, C classes, 2 the dimensions that are kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.lab.engine.objectives import Lifting
+from protoseam.seam.classifier import find_classifier, get_layer
+
+if TYPE_CHECKING:
+    from protoseam.lab.engine.trainer import Run
+
+__all__ = ["embeddings"]
+
+
+@torch.no_grad()
+def embeddings(run: Run, most: int) -> dict[str, Any]:
+    """At most ``most`` test images at the input of the last Linear; with a seam, its prototypes and Σ̃ too.
+
+    A wider input than two is shown along the two directions in which the images vary most; ``shown`` is the share of
+    their variance there. Coordinates are kept as text, four digits each: a tenth of the lines of a JSON list.
+    """
+    z_NK, y_N = _inputs_of_last_layer(run)
+    chosen_N = (
+        torch.linspace(0, len(z_NK) - 1, min(most, len(z_NK))).round().long()
+    )  # any order of the classes
+    centre_K, axes_K2, shown = _plane(z_NK)
+    z_N2 = (z_NK[chosen_N] - centre_K) @ axes_K2
+    kept: dict[str, Any] = {
+        "width": z_NK.shape[1],
+        "shown": round(shown, 4),
+        "x": _text(z_N2[:, 0]),
+        "y": _text(z_N2[:, 1]),
+        "labels": " ".join(map(str, y_N[chosen_N].tolist())),
+    }
+    if isinstance(run.objective, Lifting):
+        net = run.objective.net
+        s_CK, factors = net.prototypes.double().cpu(), net.covariance.factors.double().cpu()
+        wide = factors if factors.ndim == 3 else torch.diag_embed(factors.expand_as(s_CK))
+        kept["prototypes"] = ((s_CK - centre_K) @ axes_K2).tolist()
+        covariance_C22 = axes_K2.T @ (wide @ wide.mT) @ axes_K2
+        kept["covariances"] = covariance_C22.expand(len(s_CK), 2, 2).tolist()  # one may be shared by all
+    return kept
+
+
+def _inputs_of_last_layer(run: Run) -> tuple[Tensor, Tensor]:
+    """For a network with a seam this is N1(x), without one its features."""
+    plain = run.deployed()
+    last = get_layer(plain, find_classifier(plain, run.data.num_classes))
+    seen: list[Tensor] = []
+
+    def see(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0].double().cpu())
+
+    last.register_forward_pre_hook(see)  # on a copy: nothing to take off again
+    labels = []
+    for x, y in run.data.batches("test"):
+        plain(x.float())
+        labels.append(y.cpu())
+    return torch.cat(seen), torch.cat(labels)
+
+
+def _plane(z_NK: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Origin and two orthonormal directions of what is kept, and the share of the variance along them."""
+    K = z_NK.shape[1]
+    if K <= 2:
+        return torch.zeros(K, dtype=z_NK.dtype), torch.eye(K, 2, dtype=z_NK.dtype), 1.0
+    centre_K = z_NK.mean(0)
+    values, vectors = torch.linalg.eigh(torch.cov(z_NK.T))
+    return centre_K, vectors[:, -2:].flip(1), float(values[-2:].sum() / values.sum())
+
+
+def _text(values_N: Tensor) -> str:
+    return " ".join(f"{value:.4g}" for value in values_N.tolist())

@@ -1,0 +1,88 @@
+"""Evaluate a finished run: rebuild the plain network, load its weights, predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from protoseam.core import calibration_error, negative_log_likelihood
+from protoseam.lab import models
+from protoseam.lab.engine.chance import at_chance, what_to_try
+from protoseam.lab.engine.config import ConfigError
+from protoseam.lab.engine.objectives import build_objective
+from protoseam.lab.engine.rundata import RunData, load_again
+from protoseam.lab.engine.rundir import RunDirectory, go_on
+from protoseam.lab.engine.trainer import resolve_device
+from protoseam.lab.pipeline.resident import Resident
+
+__all__ = ["BINS", "evaluate", "load_deployed", "load_network"]
+
+BINS = 15  # of the calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
+
+
+def load_network(path: Path, data: RunData | Resident) -> torch.nn.Module:
+    """The deployed network of the run on the CPU in float32, for the classes and the inputs of its data."""
+    config = RunDirectory(path).read_config()
+    weights = path / "model.safetensors"
+    if not weights.exists():
+        raise ConfigError(f"{path} has no model.safetensors: the run is not finished ({go_on(path)})")
+    classes = len(data.classes)
+    model = models.build(config.model, classes, tuple(data.sample_shape), **config.model_options)
+    network = build_objective(config, model, classes).deploy()
+    try:
+        network.load_state_dict(load_file(weights))
+    except (SafetensorError, RuntimeError) as error:
+        raise ConfigError(f"{weights} does not fit the run's config: {str(error).splitlines()[0]}") from error
+    return network.eval()
+
+
+def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
+    """The run's deployed network, and its data."""
+    data = load_again(path, RunDirectory(path).read_config())
+    return load_network(path, data), data
+
+
+@torch.no_grad()
+def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[str, Any]:
+    """Accuracy, NLL and ECE on a split, with the five worst classes by name.
+
+    NLL is the mean of −log p(y|x) in nats, ECE the expected calibration error over 15 equal-width bins of confidence.
+    ``at_chance`` is a sentence if the accuracy is no better than guessing, else None.
+    """
+    config = RunDirectory(path).read_config()
+    plain, data = load_deployed(path)
+    target = resolve_device(device)
+    plain.to(target)
+    right = torch.zeros(data.num_classes, dtype=torch.int64)
+    seen = torch.zeros(data.num_classes, dtype=torch.int64)
+    outputs, labels = [], []
+    for x, y in data.batches(split):
+        logits = plain(x.to(target)).cpu()
+        hit = logits.argmax(1) == y
+        right += torch.bincount(y[hit], minlength=data.num_classes)
+        seen += torch.bincount(y, minlength=data.num_classes)
+        outputs.append(logits)
+        labels.append(y)
+    if not seen.any():
+        raise ConfigError(
+            f"{path} has no {split} data"
+            + (": it was trained with validation=0, so say --split test" if split == "validation" else "")
+        )
+    by_class = right / seen.clamp_min(1)
+    worst = by_class.argsort()[:5].tolist()
+    accuracy = int(right.sum()) / int(seen.sum())
+    told = at_chance(accuracy, seen.tolist(), data.classes, split)
+    return {
+        "split": split,
+        "accuracy": accuracy,
+        "nll": float(negative_log_likelihood(torch.cat(outputs), torch.cat(labels))),
+        "ece": float(calibration_error(torch.cat(outputs), torch.cat(labels), BINS)),
+        "at_chance": told and f"{told} {what_to_try(config, data.size, data.batch_size)}",
+        "correct": int(right.sum()),
+        "samples": int(seen.sum()),
+        "worst_classes": [(data.classes[c], float(by_class[c])) for c in worst],
+    }

@@ -1,0 +1,106 @@
+"""Files that are whole or absent: temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protoseam.errors import ProtoSeamError
+from protoseam.lab.data.cache import sync
+from protoseam.lab.data.links import refuse_link
+
+__all__ = [
+    "StorageError",
+    "explain_os_error",
+    "read_bounded",
+    "read_json",
+    "write_atomically",
+    "write_json",
+]
+
+
+_MOST_JSON = 16 * 2**20  # a study's file of 200 epochs has 0.3 MB
+
+
+class StorageError(ProtoSeamError, OSError):
+    """The disk refused: full, read-only, or gone."""
+
+
+@contextmanager
+def explain_os_error(
+    what: str,
+    path: Path,
+    going_on: str = ", then go on (protoseam train --resume, or the same study again). What was saved before is intact",
+) -> Iterator[None]:
+    """Turn the system's refusal into words; what was on disk before is still there."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, ProtoSeamError):  # in words already
+            raise
+        why = {
+            errno.ENOSPC: "the disk is full: free some space",
+            errno.EDQUOT: "the disk quota is used up: free some space",
+            errno.EFBIG: "the file would exceed the size limit of this process: raise it (ulimit -f)",
+            errno.EROFS: "the folder is on a read-only file system: choose another place",
+            errno.EEXIST: "a file of that name is in the way: choose another place",
+            errno.ENOTDIR: "a part of that path is a file: choose another place",
+            errno.EACCES: "the folder is not writable: check its permissions or choose another place",
+        }.get(error.errno or 0, str(error))
+        raise StorageError(f"cannot write {what} in {path}: {why}{going_on}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies.
+
+    Raises:
+        LinkError: if ``path`` is a link.
+    """
+    refuse_link(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)  # mkstemp's 0600 would hide results from colleagues
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The bytes of a plain file that has at most ``most`` of them; a pipe or a device is not waited for."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a plain file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of at most 16 MiB; damage is named together with the file."""
+    try:
+        value = json.loads(read_bounded(path, _MOST_JSON))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(f"{path} cannot be read as JSON ({error}): remove it, or restore it") from error
+    if not isinstance(value, dict):
+        raise StorageError(
+            f"{path} holds a {type(value).__name__}, not a JSON object: remove it, or restore it"
+        )
+    return value

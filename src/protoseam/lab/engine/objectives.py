@@ -1,0 +1,282 @@
+"""What a step minimises, as interchangeable strategies: baseline, unlifted, protoseam.
+
+An objective is a module whose call returns the loss terms of a batch as one vector, total first, so that DDP,
+torch.compile and a CUDA graph can all wrap it. It owns every trained parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import protoseam as ps
+from protoseam.core import consensus_slope
+from protoseam.errors import DataError
+from protoseam.lab.engine.config import ConfigError, LiftConfig, RunConfig
+from protoseam.lab.models.size import physical_memory
+from protoseam.seam.bounding import watched_features
+from protoseam.seam.classifier import last_linear
+from protoseam.seam.covariance import AbstractCovariance
+
+__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective", "prototype_gradient"]
+
+# Opens the context in which a forward pass runs: autocast, or nothing.
+Casting = Callable[[], AbstractContextManager[Any]]
+# Gives (embeddings, labels) of the training data under an embedding function.
+Sweep = Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
+
+
+class AbstractObjective(nn.Module):
+    """Terms of the loss, the deployed network's logits, and what happens between epochs.
+
+    Targets ``y`` are labels (B,) or, for mixed images, probabilities (B, C).
+    """
+
+    terms: tuple[str, ...]
+
+    @abstractmethod
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """``(len(terms),)`` losses; the first is the one to minimise."""
+
+    def backward(
+        self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
+    ) -> Tensor:
+        """The losses, with their gradients left in ``p.grad``; what needs no image may run on ``side``."""
+        with casting():
+            losses: Tensor = self(x, y, generator)
+        losses[0].backward()
+        return losses.detach()
+
+    @abstractmethod
+    def logits(self, x: Tensor) -> Tensor:
+        """What the deployed network answers."""
+
+    @abstractmethod
+    def deploy(self) -> nn.Module:
+        """The plain network, a copy in eval mode."""
+
+    def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        return [{"params": list(self.parameters()), "lr": lr, "weight_decay": weight_decay}]
+
+    @abstractmethod
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        """The tensors of :meth:`deploy`'s state, by their names there; not copies."""
+
+    def deployed_buffers(self) -> dict[str, Tensor]:
+        """The deployed network's floating-point buffers, by their names in this module's state."""
+        deployed = {id(t) for t in self.deployed_tensors().values()}
+        return {name: b for name, b in self.named_buffers() if id(b) in deployed and b.is_floating_point()}
+
+    def begin(self, sweep: Sweep) -> None:
+        """Before the first epoch."""
+
+    def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None: ...
+
+    def end_epoch(self, sweep: Sweep) -> None: ...
+
+    def geometry(self) -> dict[str, float]:
+        """What the epoch's log says of the seam."""
+        return {}
+
+
+class EndToEnd(AbstractObjective):
+    """Cross-entropy by ordinary backpropagation: Baseline, and Unlifted on the split architecture."""
+
+    terms = ("total",)
+
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return F.cross_entropy(self.model(x).float(), y, label_smoothing=self.label_smoothing)[None]
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits
+
+    def deploy(self) -> nn.Module:
+        return copy.deepcopy(self.model).eval()
+
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        return self.model.state_dict(keep_vars=True)
+
+
+def prototype_gradient(apart_CK: Tensor, y: Tensor, slope_BK: Tensor) -> Tensor:
+    """∂/∂S of the whole objective: the part without images (overwritten), and minus the consensus slopes' class sums.
+
+    ``y`` holds labels (B,), or for mixed images the classes' shares q (B, C), with which the sums are qᵀ·slope.
+    """
+    if y.is_floating_point():
+        return apart_CK.sub_(y.to(slope_BK.dtype).T @ slope_BK)
+    return apart_CK.index_add_(0, y, slope_BK, alpha=-1)
+
+
+class Lifting(AbstractObjective):
+    """The lifted objective, eq:combinedLoss."""
+
+    terms = ("total", "consensus", "classification", "repulsion")
+
+    def __init__(self, net: ps.Lifted, *, seam_speed: float = 1.0, bounded: bool = False) -> None:
+        super().__init__()
+        self.net, self.seam_speed, self.bounded = net, seam_speed, bounded
+        net.check_finite = False  # the step looks at losses and gradients itself
+        net.check_steps = False  # and its optimizer has the prototypes
+        # DDP asks the module it wraps alone
+        self._ddp_params_and_buffers_to_ignore = [
+            f"net.{name}" for name in net._ddp_params_and_buffers_to_ignore
+        ]
+
+    def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return torch.stack(self.net(x, y, generator=generator))
+
+    def backward(
+        self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
+    ) -> Tensor:
+        """Two branches that meet at the end: N1 with the consensus term, and beside it all the seam's own work.
+
+        That work is a hundred tiny kernels, which in line would cost a tenth of a step and here fit into what N1
+        leaves free. The branches share the prototypes only, so their gradients are added at the end.
+        """
+        net, main = self.net, torch.cuda.current_stream()
+        s_CK = net.prototypes.detach().requires_grad_()
+        head = [p for p in net.n2.parameters() if p.requires_grad]
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            with casting():
+                classify, push = net.apart(s_CK, generator)
+            apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *head])
+        with casting(), watched_features(last_linear(net.n1, net.seam_layer)) as features:
+            z_BK = net.embed(x)
+        slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
+        embedded = main.record_event()
+        z_BK.backward(slope_BK.to(z_BK.dtype))
+        with torch.cuda.stream(side), torch.no_grad():
+            side.wait_event(embedded)
+            pull = net.consensus(z_BK, y)
+            net.prototypes.grad = prototype_gradient(apart_CK, y, slope_BK)
+            if not y.is_floating_point():  # a mixed image is in no class's covariance
+                net.covariance.observe(z_BK, y)
+            losses = torch.stack([pull + classify + push, pull, classify, push])
+        main.wait_stream(side)
+        for p, gradient in zip(head, gradients, strict=True):
+            p.grad = gradient
+        if net._bounds is not None:
+            net._bounds.apply(net, losses[1], features[-1] if features else None)
+        return losses
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits
+
+    def deploy(self) -> nn.Module:
+        return self.net.deploy()
+
+    def deployed_tensors(self) -> dict[str, Tensor]:
+        n1, n2 = (half.state_dict(keep_vars=True) for half in (self.net.n1, self.net.n2))
+        # deploy() puts Sequential(seam, N2) in the seam layer's place, or in the whole network's if there is none
+        seam = f"{self.net.seam_layer}." if self.net.seam_layer else ""
+        named = {
+            f"{seam}0.{name.removeprefix(seam)}" if name.startswith(seam) else name: t
+            for name, t in n1.items()
+        }
+        return named | {f"{seam}1.{name}": t for name, t in n2.items()}
+
+    def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        return self.net.param_groups(lr, weight_decay, seam_lr=self.seam_speed * lr, bounded=self.bounded)
+
+    def begin(self, sweep: Sweep) -> None:
+        embeddings = sweep(self.net.embed)
+        try:
+            self.net.initialize(embeddings=embeddings)
+        except ValueError as error:  # a class without a training sample
+            raise DataError(f"training cannot begin: {error} (as a setting: lift.init)") from error
+
+    def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None:
+        self.net.set_progress(epoch, epochs, lr=lr)
+
+    def end_epoch(self, sweep: Sweep) -> None:
+        needed = self.net.covariance.needs_pass
+        self.net.refresh(embeddings=sweep(self.net.embed) if needed else None)
+
+    @torch.no_grad()
+    def geometry(self) -> dict[str, float]:
+        s_CK, factors = self.net.prototypes.double(), self.net.covariance.factors.double()
+        distances = torch.cdist(s_CK, s_CK)
+        distances.fill_diagonal_(torch.inf)
+        variance = factors.square().sum() if factors.ndim == 3 else factors.expand_as(s_CK).square().sum()
+        count = len(factors) if factors.ndim == 3 else len(s_CK)
+        values = torch.stack(
+            [
+                s_CK.norm(dim=1).mean(),
+                distances.min(),
+                distances.min(1).values.mean(),
+                (variance / count).sqrt(),
+            ]
+        ).tolist()
+        names = ("prototype_norm", "prototype_gap_min", "prototype_gap_mean", "sample_spread")
+        return dict(zip(names, values, strict=True))
+
+
+def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> AbstractObjective:
+    """The variant's objective on ``model`` (which it takes over)."""
+    if config.variant == "baseline":
+        return EndToEnd(model, label_smoothing=config.label_smoothing)
+    if config.variant not in ("unlifted", "protoseam"):
+        raise ConfigError(f"variant must be baseline, unlifted or protoseam, got {config.variant!r}")
+    _refuse_too_large(config.lift, num_classes)
+    try:
+        net = ps.lift(
+            model,
+            num_classes=num_classes,
+            dim=config.lift.dim,
+            covariance=_covariance(config.lift),
+            schedule=ps.SineAnneal(config.lift.rho_min, config.lift.rho_max),
+            init=config.lift.init,
+            alpha=config.lift.alpha,
+            repulsion_scale=config.lift.repulsion,
+            draws=config.lift.draws,
+            antithetic=config.lift.antithetic,
+            class_weights=config.lift.class_weights,
+            label_smoothing=config.label_smoothing,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{config.model} cannot be lifted: {error}") from error
+    # Unlifted is the same architecture with the same initial weights, trained end to end.
+    if config.variant == "protoseam":
+        speed = 1.0 if config.lift.seam_speed is None else config.lift.seam_speed
+        return Lifting(net, seam_speed=speed, bounded=bool(config.lift.bounded))
+    return EndToEnd(net.deploy().train(), label_smoothing=config.label_smoothing)
+
+
+def _refuse_too_large(lift: LiftConfig, num_classes: int) -> None:
+    """A seam whose covariances or samples would fill the memory; both are kept in float64 while they are made."""
+    entries = {"full": num_classes * lift.dim**2, "shared": lift.dim**2, "diagonal": num_classes * lift.dim}
+    covariances = 0 if lift.covariance == "isotropic" else 16 * entries[lift.structure]
+    samples = 16 * num_classes * (lift.draws or 1) * lift.dim
+    if covariances + samples > physical_memory():
+        raise ConfigError(
+            f"lift.dim={lift.dim} and lift.draws={lift.draws} with {num_classes:,} classes take "
+            f"{(covariances + samples) / 2**30:,.0f} GiB for covariances and samples; this machine has "
+            f"{physical_memory() / 2**30:,.0f}: lower them, or choose lift.structure=diagonal"
+        )
+
+
+def _covariance(lift: LiftConfig) -> AbstractCovariance:
+    if lift.covariance == "isotropic":
+        if lift.floor == "auto":
+            raise ConfigError("lift.floor=auto needs an estimated covariance; isotropic estimates none")
+        return ps.IsotropicCovariance(floor=lift.floor)
+    kinds = {
+        "exact": ps.ExactCovariance,
+        "running": ps.RunningCovariance,
+        "switch": ps.SwitchCovariance,
+    }
+    return kinds[lift.covariance](floor=lift.floor, structure=lift.structure)

@@ -1,0 +1,141 @@
+"""What a run remembers of its data, in ``data.json``: where it lay, its classes, a fingerprint, the normalisation.
+
+A path in the config is as the user typed it, so from another folder it may lead to other data, and what lies there
+may have changed since. Data in: a run's directory, its config, the data it trains on. Data out: the same data again,
+or an error or a warning that says what is no longer as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protoseam.errors import DataWarning
+from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.data.loading import is_catalogued, load
+from protoseam.lab.engine.config import ConfigError, RunConfig
+from protoseam.lab.engine.files import explain_os_error, read_json, write_json
+from protoseam.lab.engine.schemas import check_data
+from protoseam.lab.pipeline.resident import Resident
+
+__all__ = ["RunData", "load_again"]
+
+_FILE = "data.json"
+_IMAGES = 1000  # in the fingerprint, evenly spaced; of the labels all
+_REMEDY = "bring back what it was trained on, or train a new run"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Of which the samples are named by their number and fingerprint, and a missing test part by none."""
+
+    path: str | None  # absolute, if the data is a path and not a name
+    root: str | None  # absolute, if the config names one
+    classes: list[str]
+    sample_shape: list[int]  # as the network sees it: (C, H, W) or (F,)
+    train: list[int | str]
+    test: list[int | str]
+    mean: list[float]
+    std: list[float]
+    image_size: int | None = None  # to which images were resized, if they were
+
+    @classmethod
+    def of(cls, config: RunConfig, dataset: ArrayDataset, data: Resident) -> RunData:
+        root = config.data_root
+        return cls(
+            path=None if is_catalogued(config.data) else str(Path(config.data).expanduser().resolve()),
+            root=None if root is None else str(Path(root).expanduser().resolve()),
+            classes=list(dataset.classes),
+            sample_shape=list(data.sample_shape),
+            train=_fingerprint(dataset.train_images, dataset.train_labels),
+            test=_fingerprint(dataset.test_images, dataset.test_labels),
+            mean=data.mean.tolist(),
+            std=data.std.tolist(),
+            image_size=config.image_size,
+        )
+
+    @classmethod
+    def read(cls, run: Path) -> RunData | None:
+        """None for a run that has not written any, as one of an earlier version."""
+        if not (run / _FILE).exists():
+            return None
+        values = check_data(run / _FILE, read_json(run / _FILE))
+        values = {"image_size": None, **values}  # which a run of an earlier version has not written
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+
+    def write(self, run: Path) -> None:
+        with explain_os_error("the run", run, going_on=""):
+            write_json(run / _FILE, dataclasses.asdict(self))
+
+    def place(self, config: RunConfig) -> tuple[str, str | None]:
+        """(data, root): where it lay if it still lies there, else where the config's words lead from here."""
+        path = self.path if self.path and Path(self.path).exists() else config.data
+        root = self.root if self.root and Path(self.root).exists() else config.data_root
+        return path, root
+
+    def normalise(self, data: Resident) -> None:
+        """As in training so far, which is what the network is used to."""
+        data.mean.copy_(torch.tensor(self.mean))
+        data.std.copy_(torch.tensor(self.std))
+
+    def check(self, run: Path, dataset: ArrayDataset) -> list[str]:
+        """What has changed of the samples, in words; classes or sizes the network was not made for are refused."""
+        classes, now = self.classes, list(dataset.classes)
+        if classes != now:
+            if len(classes) != len(now):
+                difference = f"it had {len(classes)} classes and has {len(now)}"
+            else:
+                first = next(i for i, name in enumerate(classes) if name != now[i])
+                difference = f"class {first} was {classes[first]!r} and is {now[first]!r}"
+            raise ConfigError(f"the data of {run} is another by now ({difference}): {_REMEDY}")
+        if self.sample_shape != list(dataset.input_shape):
+            difference = f"samples had shape {tuple(self.sample_shape)} and have {dataset.input_shape}"
+            raise ConfigError(f"the data of {run} is another by now ({difference}): {_REMEDY}")
+        changed = []
+        for part, then in (("train", self.train), ("test", self.test)):
+            images, labels = getattr(dataset, f"{part}_images"), getattr(dataset, f"{part}_labels")
+            if then and len(labels) and then != (is_now := _fingerprint(images, labels)):
+                same = then[0] == is_now[0]
+                changed.append(
+                    f"its {part}ing samples"
+                    + (" are not the same" if same else f" were {then[0]} and are {is_now[0]}")
+                )
+        return changed
+
+
+def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
+    """The data of a run that is only looked at, normalised as in training; warns if its samples are others by now."""
+    remembered = RunData.read(run)
+    name, root = remembered.place(config) if remembered else (config.data, config.data_root)
+    dataset = load(name, Path(root) if root else None, image_size=config.image_size)
+    changed = remembered.check(run, dataset) if remembered else []
+    if changed:
+        warnings.warn(
+            f"the data has changed since {run} was trained on it: {'; '.join(changed)}",
+            DataWarning,
+            stacklevel=3,
+        )
+    data = Resident(
+        dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation, device=device
+    )
+    if remembered:
+        remembered.normalise(data)
+    return data
+
+
+def _fingerprint(images: NDArray[Any], labels: NDArray[np.int64]) -> list[int | str]:
+    """(number of samples, SHA-256 of the labels and of evenly spaced images); nothing of nothing."""
+    if not len(labels):
+        return []
+    digest = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
+    rows = np.unique(np.linspace(0, len(images) - 1, _IMAGES).round().astype(np.int64))
+    digest.update(np.ascontiguousarray(images[rows]).tobytes())
+    return [len(labels), digest.hexdigest()]

@@ -1,0 +1,244 @@
+"""What each file that is read back must hold: fields, kinds and ranges, in one place.
+
+A file may be damaged, edited or a stranger's. What passes here can be used without a further look; what does not ends
+in a `StorageError` that names the file, the field and its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from protoseam.lab.data.names import printable
+from protoseam.lab.engine.files import StorageError
+
+__all__ = ["ENVIRONMENT", "METRICS", "ROW", "SUMMARY", "TOY", "check", "check_data", "check_state", "problem"]
+
+_LARGEST = 1e300  # beyond it Python's whole numbers are no floats any more
+_RESTORE = "restore the file, or remove it"
+
+
+class Kind(NamedTuple):
+    """What a field must be, in words, and how to tell; an ``optional`` field may be absent."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    optional: bool = False
+
+
+Schema = Mapping[str, Kind]
+
+
+def number(low: float = -_LARGEST, high: float = _LARGEST) -> Kind:
+    """A number between the two, both included; NaN is not."""
+    between = f" from {low:g} to {high:g}" if low > -_LARGEST else ""
+    return Kind(f"a number{between}", lambda v: type(v) in (int, float) and low <= v <= high)
+
+
+def whole(low: int, high: int = 2**53) -> Kind:
+    return Kind(f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
+
+
+def nullable(kind: Kind) -> Kind:
+    return Kind(f"{kind.words}, or null", lambda v: v is None or kind.fits(v))
+
+
+def optional(kind: Kind) -> Kind:
+    return kind._replace(optional=True)
+
+
+def listed(kind: Kind, least: int = 0) -> Kind:
+    some = f" of at least {least}" if least else ""
+    return Kind(
+        f"a list{some}, each {kind.words}",
+        lambda v: isinstance(v, list) and len(v) >= least and all(map(kind.fits, v)),
+    )
+
+
+def table(kind: Kind, *needed: str) -> Kind:
+    """A JSON object whose values are all of one kind, with at least these names."""
+    having = f" with {', '.join(needed)}" if needed else ""
+    return Kind(
+        f"a table{having}, each value {kind.words}",
+        lambda v: (
+            isinstance(v, dict) and all(name in v for name in needed) and all(map(kind.fits, v.values()))
+        ),
+    )
+
+
+def record(schema: Schema) -> Kind:
+    return Kind("a table of the fields it is written with", lambda v: problem(v, schema) is None)
+
+
+ANY_NUMBER = Kind("a number", lambda v: type(v) is float or (type(v) is int and abs(v) < _LARGEST))
+NAME = Kind("printable text", printable)
+PATH = Kind("printable text", lambda v: isinstance(v, str) and v.isprintable())
+ANYTHING = Kind("a table", lambda v: isinstance(v, dict))
+SHARE = number(0, 1)
+SECONDS = number(0)
+TENSOR = Kind("a tensor", lambda v: isinstance(v, Tensor))
+
+
+def _is_number(word: Any) -> bool:
+    try:
+        return abs(float(word)) < _LARGEST
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def words_of(kind: Callable[[str], bool]) -> Kind:
+    """Numbers kept as text, a blank between them."""
+    return Kind("numbers as text", lambda v: isinstance(v, str) and bool(v) and all(map(kind, v.split())))
+
+
+_PAIR = Kind("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(map(number().fits, v)))
+_SQUARE = Kind("2×2 numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(map(_PAIR.fits, v)))
+EMBEDDINGS: Schema = {
+    "width": whole(1),
+    "shown": SHARE,
+    "x": words_of(_is_number),
+    "y": words_of(_is_number),
+    "labels": words_of(lambda word: word.isascii() and word.isdecimal() and len(word) < 7),
+    "prototypes": optional(listed(_PAIR)),
+    "covariances": optional(listed(_SQUARE)),
+}
+
+
+def _embedded(value: Any) -> bool:
+    """As many labels as points, and prototypes for all of them."""
+    if problem(value, EMBEDDINGS) is not None:
+        return False
+    labels = [int(word) for word in value["labels"].split()]
+    counts = {len(value[axis].split()) for axis in ("x", "y")} | {len(labels)}
+    prototypes = value.get("prototypes", [])
+    complete = not prototypes or len(prototypes) == len(value.get("covariances", [])) > max(labels)
+    return len(counts) == 1 and complete
+
+
+# A line of metrics.jsonl. The first three are what tables, figures and a resume cannot do without.
+METRICS: Schema = {
+    "epoch": whole(1, 10**6),
+    "loss": table(ANY_NUMBER, "total"),
+    "validation_accuracy": nullable(SHARE),
+    "rho": optional(nullable(ANY_NUMBER)),
+    "lr": optional(ANY_NUMBER),
+    "images_per_second": optional(ANY_NUMBER),
+    "seconds": optional(SECONDS),
+    "seam": optional(table(ANY_NUMBER)),
+    "audit": optional(table(ANY_NUMBER)),
+    "skipped_steps": optional(whole(0)),
+}
+_RESULTS: Schema = {
+    "test_accuracy": nullable(SHARE),  # null where there was no test data, as in a sweep
+    "epochs": whole(1, 10**6),
+    "config": ANYTHING,
+    "validation_accuracy": optional(nullable(SHARE)),
+    "seconds": optional(SECONDS),
+    "parameters": optional(whole(0)),
+    "rate_scale": optional(number(0, 1)),
+    "embeddings": optional(Kind("points with labels, as training writes them", _embedded)),
+}
+SUMMARY: Schema = {
+    **_RESULTS,
+    "validation_accuracy": nullable(SHARE),
+    "seconds": SECONDS,
+    "parameters": whole(0),
+    "classes": listed(NAME, 2),
+}
+_FACT = Kind(
+    "a word, a number or null", lambda v: v is None or PATH.fits(v) or ANY_NUMBER.fits(v) or type(v) is bool
+)
+ENVIRONMENT: Schema = {"resumed": optional(listed(table(_FACT)))}
+ROW: Schema = {
+    **_RESULTS,
+    "test_accuracy": SHARE,
+    "metrics": listed(record(METRICS), 1),
+    "environment": optional(ANYTHING),
+    "name": optional(NAME),
+}
+TOY: Schema = {
+    "samples": whole(1),
+    "seeds": whole(1),
+    "rows": listed(table(ANY_NUMBER, "sigma", "a_hat_mean", "a_hat_std", "a_star", "slope_mean", "slope")),
+}
+_DATA: Schema = {
+    "path": nullable(PATH),
+    "root": nullable(PATH),
+    "classes": listed(NAME, 2),
+    "sample_shape": Kind(
+        "one or three whole numbers from 1 on",
+        lambda v: isinstance(v, list) and len(v) in (1, 3) and all(map(whole(1, 10**6).fits, v)),
+    ),
+    "train": Kind("the number of samples and a fingerprint", lambda v: _fingerprint(v)),
+    "test": Kind("the number of samples and a fingerprint, or nothing", lambda v: v == [] or _fingerprint(v)),
+    "mean": listed(number(), 1),
+    "std": listed(number(1e-30), 1),
+    "image_size": optional(nullable(whole(1, 10**6))),
+}
+_STATE: Schema = {
+    "epoch": whole(0, 10**6),
+    "counter": whole(0),
+    "rate_scale": number(1e-30, 1),
+    "seconds": SECONDS,
+    "rewinds": optional(whole(0, 100)),
+    "objective": table(TENSOR),
+    "optimizer": ANYTHING,
+    "average": optional(record({"tensors": table(TENSOR)})),
+}
+
+
+def _fingerprint(value: Any) -> bool:
+    return (
+        isinstance(value, list) and len(value) == 2 and whole(1).fits(value[0]) and isinstance(value[1], str)
+    )
+
+
+def problem(value: Any, schema: Schema) -> str | None:
+    """What is wrong with a value, in words; None if nothing is. Fields that no schema names are let through."""
+    if not isinstance(value, dict):
+        return f"it is {value!r:.80}, and must be a table"
+    for name, kind in schema.items():
+        if name not in value:
+            if not kind.optional:
+                return f"{name} is missing, and must be {kind.words}"
+        elif not kind.fits(value[name]):
+            return f"{name} is {value[name]!r:.80}, and must be {kind.words}"
+    return None
+
+
+def check(path: Path, value: Any, schema: Schema) -> Any:
+    """The value, if it is what the schema says.
+
+    Raises:
+        StorageError: names the file, the field and the value.
+    """
+    if (wrong := problem(value, schema)) is not None:
+        raise StorageError(f"{path}: {wrong}: {_RESTORE}")
+    return value
+
+
+def check_data(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    """A run's ``data.json``; mean and deviation are one number per channel or feature."""
+    check(path, value, _DATA)
+    for name in ("mean", "std"):
+        if len(value[name]) != value["sample_shape"][0]:
+            shape = tuple(value["sample_shape"])
+            raise StorageError(
+                f"{path}: {name} is {value[name]!r:.80}, and samples of shape {shape} need {shape[0]} numbers: "
+                f"{_RESTORE}"
+            )
+    return value
+
+
+def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> str | None:
+    """What is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs`` × ``steps``, or None."""
+    if (wrong := problem(state, _STATE)) is not None:
+        return wrong
+    if state["epoch"] != epoch or epoch > epochs:
+        return f"epoch is {state['epoch']} in a checkpoint of epoch {epoch}, in a run of {epochs}"
+    if state["counter"] > epoch * steps:
+        return f"counter is {state['counter']} after {epoch} epochs of {steps} steps"
+    return None

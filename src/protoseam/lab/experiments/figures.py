@@ -1,0 +1,178 @@
+"""The study's figures: sweeps, training curves, clusters. Needs matplotlib (extra ``report``).
+
+Data in: records of :mod:`protoseam.lab.experiments.aggregate`, or runs with embeddings; data out: figures
+outside pyplot: no global state, no window. A figure without data is None.
+
+Legend: N points, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from protoseam.lab.experiments.aggregate import Band, Point, Runs, published_curve
+from protoseam.lab.experiments.clusters import COLORS
+from protoseam.lab.experiments.plans import Scope, cluster_name
+from protoseam.lab.experiments.recipes import TITLES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["cluster_panels", "curves_figure", "sweep_figure"]
+
+INK = {"baseline": "#444444", "unlifted": "#c4501b", "protoseam": "#1b6ca8"}
+PAPER = "#999999"
+# terms of the loss: what each panel of the lower row shows beside its total
+DASHES = {"total": "-", "classification": "--", "consensus": ":", "repulsion": "-."}
+
+
+def _figure(width: float, height: float, note: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if note:
+        figure.suptitle(note, fontsize=9, color="#b00020")
+    return figure
+
+
+def sweep_figure(points: Sequence[Point], scope: Scope, setting: str) -> Figure | None:
+    """fig:penalty-sweep: mean and min–max over seeds; the paper's own beside it in grey."""
+    if not any(point.by_seed for point in points):
+        return None
+    figure = _figure(5.2, 3.6, scope.note)
+    axes = figure.subplots()
+    ours = [(point.value, point.measured) for point in points if point.measured]
+    paper = [(1.04 * point.value, point.published) for point in points if point.published]
+    for label, color, rows in (("paper", PAPER, paper), ("here", INK["protoseam"], ours)):
+        if rows:
+            x = [value for value, _ in rows]
+            mean, low, high = zip(*(numbers for _, numbers in rows), strict=True)
+            reach = [np.subtract(mean, low), np.subtract(high, mean)]
+            axes.errorbar(x, mean, yerr=reach, fmt="o-", ms=4, capsize=2.5, color=color, label=label)
+    values = [point.value for point in points]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [str(value) for value in values])
+    name = {"rho_max": r"$\rho_{\max}$", "dim": "$k$"}[setting]
+    data, _, model = scope.sweep.partition("-")
+    axes.set(
+        xlabel=name, ylabel="test accuracy, %", title=f"{TITLES[model]} on {TITLES[data]}, mean and min–max"
+    )
+    axes.legend(frameon=False)
+    _plain(axes)
+    return figure
+
+
+def curves_figure(bands: Sequence[Band], scope: Scope) -> Figure | None:
+    """Above: validation accuracy. Below: the losses. A column for each data set and network with runs."""
+    columns = list(dict.fromkeys((band.data, band.model) for band in bands))
+    if not columns:
+        return None
+    figure = _figure(0.6 + 3.9 * len(columns), 6.6, scope.note)
+    grid = figure.subplots(2, len(columns), squeeze=False, sharex="col")
+    for column, (data, model) in enumerate(columns):
+        upper, lower = grid[:, column]
+        for band in bands:
+            if (band.data, band.model) == (data, model):
+                accuracy = band.quantity == "validation accuracy"
+                _draw_band(upper if accuracy else lower, band, "-" if accuracy else DASHES[band.quantity])
+                printed = published_curve(data, model, band.variant) if accuracy else {}
+                if printed:
+                    label = f"{TITLES[band.variant]}, paper"
+                    upper.plot(
+                        printed.keys(), printed.values(), ":", color=INK[band.variant], lw=1.3, label=label
+                    )
+        upper.set(title=f"{TITLES[data]}, {TITLES[model]}")
+        lower.set(xlabel="epoch", yscale="log")
+        for axes in (upper, lower):
+            _plain(axes)
+        upper.legend(frameon=False, fontsize=7)
+        # below, because losses cover the whole height of their panel
+        lower.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    grid[0, 0].set_ylabel("validation accuracy, %")
+    grid[1, 0].set_ylabel("training loss")
+    return figure
+
+
+def _draw_band(axes: Any, band: Band, style: str) -> None:
+    """The line is the mean of the seeds, the band their range."""
+    term = {"validation accuracy": ""}.get(band.quantity, f": {band.quantity}")
+    if band.variant != "protoseam":
+        term = term.replace("total", "cross-entropy")  # all there is
+    axes.plot(
+        band.epochs, band.mean, style, color=INK[band.variant], lw=1.3, label=TITLES[band.variant] + term
+    )
+    axes.fill_between(band.epochs, band.low, band.high, color=INK[band.variant], alpha=0.2, lw=0)
+
+
+def cluster_panels(runs: Runs, scope: Scope) -> Figure | None:
+    """fig:cluster: what each variant's last layer sees; for ProtoSeam also the samples it learns from."""
+    found = [(v, runs[cluster_name(scope, v)]) for v in scope.variants if cluster_name(scope, v) in runs]
+    if not found:
+        return None
+    panels = [(variant, run, False) for variant, run in found]
+    panels += [(variant, run, True) for variant, run in found if "prototypes" in run["embeddings"]]
+    figure = _figure(4.1 * len(panels), 4.7, scope.note)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_cluster(axes, *panel)
+    return figure
+
+
+def _draw_cluster(axes: Any, variant: str, run: dict[str, Any], sampled: bool) -> None:
+    kept = run["embeddings"]
+    images_N2 = np.array([kept["x"].split(), kept["y"].split()], dtype=float).T
+    label_N = np.array(kept["labels"].split(), dtype=int)
+    lifted = "prototypes" in kept
+    samples_N2 = _samples(kept, label_N) if lifted else images_N2
+    shown_N2 = samples_N2 if sampled else images_N2
+    for c in range(label_N.max() + 1):
+        own = shown_N2[label_N == c]
+        axes.scatter(own[:, 0], own[:, 1], s=5, color=COLORS[c % len(COLORS)], alpha=0.6, linewidths=0)
+    for c, centre in enumerate(kept.get("prototypes", [])):
+        _ellipse(axes, centre, kept["covariances"][c], str(c))
+    # one square window for images and samples, so that their panels can be compared
+    both = np.concatenate([images_N2, samples_N2])
+    centre, half = (both.max(0) + both.min(0)) / 2, 0.54 * np.ptp(both, axis=0).max()
+    axes.set(xlim=(centre[0] - half, centre[0] + half), ylim=(centre[1] - half, centre[1] + half))
+    axes.set(title=_panel_title(variant, run, sampled), xticks=[], yticks=[], aspect="equal")
+
+
+def _panel_title(variant: str, run: dict[str, Any], sampled: bool) -> str:
+    if sampled:
+        return "ProtoSeam: what $N_2$ learns from"
+    kept, right = run["embeddings"], f"{100 * run['test_accuracy']:.1f} % right"
+    if kept["width"] == 2:
+        return f"{TITLES[variant]}: $N_1(x)$, {right}"
+    share = f"{100 * kept['shown']:.0f} % of the variance"
+    return f"{TITLES[variant]}: {kept['width']} features, {right}\n(two directions, {share})"
+
+
+def _samples(kept: dict[str, Any], label_N: np.ndarray) -> np.ndarray:
+    """z ~ N(s_i, Σ̃_i), as many as there are images of class i; the same ones every time."""
+    factors_C22 = np.linalg.cholesky(np.array(kept["covariances"]))
+    noise_N21 = np.random.default_rng(0).standard_normal((len(label_N), 2, 1))
+    moved_N21 = factors_C22[label_N] @ noise_N21
+    samples_N2: np.ndarray = np.array(kept["prototypes"])[label_N] + moved_N21[..., 0]
+    return samples_N2
+
+
+def _ellipse(axes: Any, centre: Sequence[float], covariance: Sequence[Sequence[float]], name: str) -> None:
+    """The prototype as a star, and two standard deviations of Σ̃ around it."""
+    from matplotlib.patches import Ellipse
+
+    values, vectors = np.linalg.eigh(np.array(covariance))
+    angle = math.degrees(math.atan2(vectors[1, 1], vectors[0, 1]))
+    width, height = 4 * np.sqrt(values[::-1])  # diameters: twice two deviations
+    axes.add_patch(
+        Ellipse((centre[0], centre[1]), width, height, angle=angle, fill=False, ec="black", lw=0.8)
+    )
+    axes.plot(*centre, "*", color="white", mec="black", ms=6, mew=0.6)
+    axes.annotate(name, centre, xytext=(4, 4), textcoords="offset points", fontsize=8, fontweight="bold")
+
+
+def _plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.5)

@@ -1,0 +1,151 @@
+"""From a study to its report: every table and figure, and an index that says what is missing.
+
+Data in: the finished runs of a study and a scope; data out: files in one folder. Raw results are only read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from protoseam.lab.data.names import for_markdown
+from protoseam.lab.engine.files import write_atomically
+from protoseam.lab.experiments import aggregate, tables
+from protoseam.lab.experiments.aggregate import Runs
+from protoseam.lab.experiments.plans import PLANS, Scope
+from protoseam.lab.experiments.tables import Table
+
+__all__ = ["PARTS", "TOY", "can_draw", "index", "inventory", "part_tables", "shortfall", "write_report"]
+
+_SETTINGS = {"sweep-rho": "rho_max", "sweep-k": "dim"}
+TOY = "toy"  # the toy model's file in a study: simulated, not trained
+PARTS = (*PLANS, TOY)
+# The files a part may write, less their endings.
+_OUTPUTS = {
+    "table1": ("table1", "differences", "hyperparameters", "audits"),
+    "curves": ("curves", "wavering"),
+    TOY: ("toy", "toy-selection", "toy-perturbation"),
+}
+
+
+def can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
+    """The tables of a part, by file name; empty for parts that are figures only."""
+    if part == "table1":
+        ours = aggregate.counted(PLANS[part](scope), runs)
+        cells = aggregate.cells(ours, scope)
+        audits = tables.audits(ours, scope)
+        return {
+            "table1": tables.table_1(cells, scope),
+            "differences": tables.paired(aggregate.differences(cells), scope),
+            "hyperparameters": tables.hyperparameters(ours, scope),
+            **({"audits": audits} if audits.rows else {}),
+        }
+    if part in _SETTINGS:
+        points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])
+        return {part: tables.sweep_table(points, scope, _SETTINGS[part])}
+    if part == "curves":
+        ours = aggregate.counted(PLANS[part](scope), runs)
+        wavering = tables.wavering_table(aggregate.wavering(ours, scope), scope)
+        curves = tables.curves_table(aggregate.curves(ours, scope), scope)
+        return {part: curves, **({"wavering": wavering} if wavering.rows else {})}
+    if part == TOY and TOY in runs and not _refused_toy(runs, scope):
+        return {TOY: tables.toy_table(runs[TOY]["rows"], scope.note)}
+    return {}
+
+
+def _refused_toy(runs: Runs, scope: Scope) -> str:
+    """Why the toy model's file does not count; nothing if it does."""
+    sizes = runs[TOY].get("samples"), runs[TOY].get("seeds")
+    return "" if sizes == scope.toy else f"of {sizes[0]} samples and {sizes[1]} seeds"
+
+
+def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
+    """Draw a part's figures into ``folder``, those that have data; returns the files."""
+    from protoseam.lab.experiments import figures
+    from protoseam.lab.experiments.saving import save_figures
+    from protoseam.lab.experiments.toy_figures import save_toy_figures
+
+    if part == TOY:
+        counts = TOY in runs and not _refused_toy(runs, scope)
+        return save_toy_figures(runs[TOY]["rows"], folder, note=scope.note) if counts else []
+    ours = aggregate.counted(PLANS[part](scope), runs)
+    if part in _SETTINGS:
+        points = aggregate.sweep(ours, scope, _SETTINGS[part])
+        figure = figures.sweep_figure(points, scope, _SETTINGS[part])
+    elif part == "curves":
+        figure = figures.curves_figure(aggregate.curves(ours, scope), scope)
+    elif part == "clusters":
+        figure = figures.cluster_panels(ours, scope)
+    else:
+        return []
+    return [] if figure is None else save_figures({part: figure}, folder)
+
+
+def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -> list[Path]:
+    """Tables in three forms, figures in two (where matplotlib is installed), and ``index.md``.
+
+    What an earlier report had, and this one has no data for, is removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    forms = {"csv": tables.csv_text, "md": tables.markdown, "tex": tables.latex}
+    for part in parts:
+        for name, table in part_tables(part, runs, scope).items():
+            for suffix, form in forms.items():
+                written.append(folder / f"{name}.{suffix}")
+                write_atomically(written[-1], form(table).encode())
+        if can_draw():
+            written += _draw(part, runs, scope, folder)
+        for name in _OUTPUTS.get(part, (part,)):
+            for suffix in (*forms, *(("png", "svg") if can_draw() else ())):
+                if folder / f"{name}.{suffix}" not in written:
+                    (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+    written.append(folder / "index.md")
+    write_atomically(written[-1], index(runs, scope).encode())
+    return written
+
+
+# ---------------------------------------------------------------------- what is missing
+
+
+def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], dict[str, str], int]:
+    """Runs of a part that are absent, those that are there but do not count and why, and how many it has."""
+    if part == TOY:
+        why = _refused_toy(runs, scope) if TOY in runs else ""
+        return ([] if TOY in runs else [TOY]), ({TOY: why} if why else {}), 1
+    plan = PLANS[part](scope)
+    absent = [name for name, _ in plan if name not in runs]
+    reasons = {name: aggregate.refused(config, runs[name]) for name, config in plan if name in runs}
+    return absent, {name: why for name, why in reasons.items() if why}, len(plan)
+
+
+def index(runs: Runs, scope: Scope) -> str:
+    """What of the study is there and what is not, run by run."""
+    lines = ["# Report", "", *([f"**{scope.note}**", ""] if scope.note else []), inventory(runs, scope)]
+    for part in PARTS:
+        absent, uncounted, _ = shortfall(part, runs, scope)
+        if part != "curves" and (absent or uncounted):
+            lines += [f"## Missing from {part}", ""]
+            lines += [f"- {name}" for name in absent]
+            lines += [
+                f"- {name}: there, but {for_markdown(why)}: not counted" for name, why in uncounted.items()
+            ]
+            lines += [""]
+    return "\n".join(lines)
+
+
+def inventory(runs: Runs, scope: Scope) -> str:
+    """A line a part: how many of its runs are there."""
+    rows = []
+    for part in PARTS:
+        absent, uncounted, total = shortfall(part, runs, scope)
+        missing = len(absent) + len(uncounted)
+        rows.append(
+            [part, f"{total - missing} of {total}", "complete" if not missing else f"{missing} missing"]
+        )
+    return tables.markdown(Table("", ("part", "runs", ""), rows))

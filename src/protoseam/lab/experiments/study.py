@@ -1,0 +1,225 @@
+"""A study: many runs, one small JSON file each, in a directory that can be stopped, copied and merged.
+
+``DIR/NAME.json`` is a finished run (config, metrics of every epoch, accuracies, environment, seconds);
+``DIR/unfinished/NAME/`` is one under way. Started again, a study skips what is done and picks up what was cut off.
+
+Several workers may share DIR: a run belongs to whoever holds the lock of its directory. The kernel drops that lock
+with its process, so a run whose worker died is free again, and the next one goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from protoseam.errors import ProtoSeamError
+from protoseam.lab.data.links import refuse_links
+from protoseam.lab.data.names import for_terminal
+from protoseam.lab.engine.config import ConfigError, RunConfig, unlike
+from protoseam.lab.engine.distributed import refuse_torchrun
+from protoseam.lab.engine.files import StorageError, read_json, write_json
+from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
+from protoseam.lab.engine.schemas import ROW, TOY, problem
+from protoseam.lab.engine.session import Interrupted, train_packed
+from protoseam.lab.engine.trainer import DivergedError
+from protoseam.seam.guards import SeamError
+
+__all__ = [
+    "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
+]  # fmt: skip
+
+Planned = tuple[str, RunConfig]
+Claimed = tuple[str, RunConfig, RunDirectory]
+
+
+class StudyError(ProtoSeamError):
+    """Some runs of a study could not be finished; all others are."""
+
+
+_LOOK_AGAIN = 0.5  # seconds between two looks at runs that other workers hold
+
+
+def done(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.json").exists()
+
+
+def working_directory(folder: Path, name: str) -> Path:
+    return folder / "unfinished" / name
+
+
+def run_study(
+    plan: Sequence[Planned],
+    folder: Path,
+    *,
+    pack: int = 1,
+    budget_seconds: float | None = None,
+    quiet: bool = False,
+) -> bool:
+    """Run what the plan still lacks, ``pack`` runs at a time; False if the budget ended it early.
+
+    Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
+    that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end,
+    or a line on stderr if the end is not reached.
+    """
+    refuse_torchrun("a study")
+    deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder)
+    waiting = False
+    failed: dict[str, str] = {}
+
+    def cut_short() -> bool:
+        for name, why in failed.items():
+            print(for_terminal(f"{name}: {why}"), file=sys.stderr)
+        return False
+
+    while missing := [item for item in plan if item[0] not in failed and not done(folder, item[0])]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return cut_short()
+        claimed = _claim(missing, folder, pack, failed)
+        if claimed:
+            try:
+                whole = _run(claimed, folder, deadline, quiet, failed)
+            except Interrupted:
+                cut_short()
+                raise
+            if not whole:
+                return cut_short()
+        elif any(name not in failed for name, _ in missing):
+            if not (waiting or quiet):
+                print(f"other workers hold the last {len(missing)} runs; waiting for them", flush=True)
+            waiting = True
+            time.sleep(min(_LOOK_AGAIN, left))
+    _tidy([item for item in plan if item[0] not in failed], folder)
+    if failed:
+        raise StudyError("\n".join(f"{name}: {why}" for name, why in failed.items()))
+    return True
+
+
+def _claim(missing: list[Planned], folder: Path, most: int, failed: dict[str, str]) -> list[Claimed]:
+    """Lock up to ``most`` runs that nobody is at; those cut off earlier first: a checkpoint is half the work."""
+    claimed: list[Claimed] = []
+    for name, config in sorted(missing, key=lambda item: not working_directory(folder, item[0]).exists()):
+        directory = _claim_one(folder, name)
+        if directory is None:
+            continue
+        if why := _another(directory, config):
+            failed[name] = why
+            directory.close()
+            continue
+        claimed.append((name, config, directory))
+        if len(claimed) == most:
+            break
+    return claimed
+
+
+def _another(directory: RunDirectory, config: RunConfig) -> str:
+    """Why the unfinished run in a directory is not this one; nothing if it is, or if there is none yet."""
+    if not (directory.path / "config.yaml").exists():
+        return ""
+    try:
+        found = unlike(directory.read_config(), config)
+    except ConfigError as error:
+        return str(error)
+    if not found:
+        return ""
+    return (
+        f"{directory.path} holds an unfinished run with other settings ({'; '.join(found)}). Remove it to start this "
+        "one, or give the study another --out"
+    )
+
+
+def _claim_one(folder: Path, name: str) -> RunDirectory | None:
+    try:
+        directory = RunDirectory.claim(working_directory(folder, name))
+    except RunLockedError:
+        return None
+    if done(folder, name):  # finished between our look and our lock
+        forget(folder, directory)
+        return None
+    return directory
+
+
+def _run(claimed: list[Claimed], folder: Path, deadline: float, quiet: bool, failed: dict[str, str]) -> bool:
+    """Train what was claimed and keep its results; False if it was interrupted (with everything saved)."""
+    directories = [directory for _, _, directory in claimed]
+    try:
+        for some in _train(claimed, deadline, quiet, failed):
+            for name, _, directory in some:
+                write_row(folder, name, directory)
+                forget(folder, directory)
+    except Interrupted as stop:
+        if stop.by_user:
+            raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
+        if not quiet:
+            print(str(stop).partition(";")[0])
+        return False
+    finally:
+        for directory in directories:
+            directory.close()
+    return True
+
+
+def _train(
+    claimed: list[Claimed], deadline: float, quiet: bool, failed: dict[str, str]
+) -> Iterator[list[Claimed]]:
+    """Train side by side and yield what is finished; where one diverges, each alone from where it was saved."""
+    runs = [(config, directory.path) for _, config, directory in claimed]
+    left = None if math.isinf(deadline) else deadline - time.monotonic()
+    try:
+        train_packed(runs, quiet=quiet, budget_seconds=left, held=[directory for *_, directory in claimed])
+        yield claimed
+    except (DivergedError, SeamError) as error:
+        if len(claimed) == 1:
+            failed[claimed[0][0]] = str(error)
+            return
+        for one in claimed:
+            yield from _train([one], deadline, quiet, failed)
+
+
+def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any]:
+    """Put all that is worth keeping of a finished run into its one file, which appears whole."""
+    summary = directory.read_summary()
+    assert summary is not None
+    summary.pop("classes")
+    summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
+    row = {
+        "name": name,
+        **summary,
+        "environment": directory.read_environment(),
+        "metrics": directory.read_metrics(),
+    }
+    write_json(folder / f"{name}.json", row)
+    return row
+
+
+def forget(folder: Path, directory: RunDirectory) -> None:
+    """Remove the directory of a run whose results are kept."""
+    directory.remove()
+    with suppress(OSError):  # other runs are still in it
+        (folder / "unfinished").rmdir()
+
+
+def _tidy(plan: Sequence[Planned], folder: Path) -> None:
+    """Remove directories whose worker died between keeping the results and clearing up."""
+    for name, _ in plan:
+        if working_directory(folder, name).exists():
+            _claim_one(folder, name)
+
+
+def read_study(folder: Path) -> dict[str, dict[str, Any]]:
+    """All finished runs of a study (or of several, copied together), by name."""
+    return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    row = read_json(path)
+    if wrong := problem(row, TOY if path.stem == "toy" else ROW):
+        raise StorageError(f"{path} is no finished run, {wrong}: restore it, or move it elsewhere")
+    return row

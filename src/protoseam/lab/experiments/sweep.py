@@ -1,0 +1,241 @@
+"""A sweep: one search for each variant, by as many workers as are started on it, on validation accuracy alone.
+
+``DIR/VARIANT/`` is a study directory (see :mod:`protoseam.lab.experiments.study`) with a run for each slot and seed,
+``SLOT-SEED``; which slots are taken or done is the business of :mod:`protoseam.lab.experiments.sweep_queue`. A worker
+locks a slot's directories before it takes the slot's trial, and keeps them until the trial is told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
+from protoseam.lab.engine.distributed import refuse_torchrun
+from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
+from protoseam.lab.engine.session import Interrupted, train_packed
+from protoseam.lab.engine.trainer import DivergedError
+from protoseam.lab.experiments import study
+from protoseam.lab.experiments.space import Space, apply, describe, grid, suggest
+from protoseam.lab.experiments.sweep_queue import Queue, heartbeats, open_queue
+from protoseam.seam.guards import SeamError
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+    from optuna.trial import FrozenTrial, Trial
+
+__all__ = ["Search", "plan_search", "run_sweep"]
+
+_LOOK_AGAIN = 1.0  # seconds between two looks at trials that other workers have
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search of one variant: what is varied, around which config, and where its runs go."""
+
+    base: RunConfig
+    space: Space
+    seeds: tuple[int, ...]
+    folder: Path
+    queue: Queue
+
+    def config(self, params: dict[str, Any], seed: int) -> RunConfig:
+        return dataclasses.replace(apply(self.base, params), seed=seed)
+
+
+Say = Callable[[Search, int, dict[str, Any]], None]
+
+
+def plan_search(
+    base: RunConfig,
+    space: Space,
+    seeds: Sequence[int],
+    folder: Path,
+    storage: RDBStorage,
+    *,
+    name: str,
+    shared: bool,
+    trials: int | None = None,
+) -> Search:
+    """Queue up the search of ``base``'s variant: every combination, or ``trials`` points of the sampler's choice."""
+    if not base.validation:
+        raise ConfigError("a sweep goes by validation accuracy, but validation=0 holds nothing out: use 0.1")
+    points = grid(space) if trials is None else [{} for _ in range(trials)]
+    # where it runs may differ from machine to machine; everything else must not
+    settings = to_dict(dataclasses.replace(resolved(base), data_root=None, device="auto"))
+    settings |= {"space": describe(space), "seeds": list(seeds), "grid": trials is None}
+    queue = open_queue(storage, name, points, shared, json.loads(json.dumps(settings)))
+    return Search(base, space, tuple(seeds), folder, queue)
+
+
+def run_sweep(
+    searches: Sequence[Search],
+    *,
+    pack: int = 1,
+    budget_seconds: float | None = None,
+    quiet: bool = False,
+    say: Say = lambda *_: None,
+) -> bool:
+    """Work until every slot of every search is done, by this worker or another; False if the budget ended it.
+
+    ``say(search, slot, row)`` hears of each trial this worker has finished.
+    """
+    refuse_torchrun("a sweep")
+    deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+    while waiting := [(s, slot, t) for s in searches for slot, t in s.queue.refill().items()]:
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        with ExitStack() as locks:
+            claims = _claim(waiting, pack, locks, say)
+            if claims and not _work(claims, deadline, quiet, say):
+                return False
+        if not claims:  # what is left is in others' hands; should one of them die, its trial comes back
+            time.sleep(_LOOK_AGAIN)
+    _tidy(searches)
+    return True
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A trial this worker owns, and its runs, one a seed."""
+
+    search: Search
+    slot: int
+    trial: Trial
+    params: dict[str, Any]
+    runs: list[tuple[RunConfig, RunDirectory]]
+
+    def names(self) -> list[str]:
+        return [_name(self.slot, seed) for seed in self.search.seeds]
+
+
+def _name(slot: int, seed: int) -> str:
+    return f"{slot:03d}-{seed}"
+
+
+def _claim(
+    waiting: list[tuple[Search, int, FrozenTrial]], most: int, locks: ExitStack, say: Say
+) -> list[_Claim]:
+    """Up to ``most`` trials for this worker; those with a checkpoint here first. Impossible ones end here."""
+    claims: list[_Claim] = []
+    for search, slot, trial in sorted(waiting, key=lambda item: not _begun_here(item[0], item[1])):
+        if len(claims) == most:
+            break
+        if search.queue.shared and trial.state.name == "RUNNING":
+            continue
+        with ExitStack() as mine:
+            directories = _lock(search, slot, mine)
+            if directories is None:
+                continue
+            taken = search.queue.take(trial, seed=slot)
+            if taken is None:
+                for directory in directories:
+                    if not (directory.path / "config.yaml").exists():  # made for the lock alone
+                        study.forget(search.folder, directory)
+                continue
+            params = suggest(taken, search.space)
+            try:
+                configs = [search.config(params, seed) for seed in search.seeds]
+            except ConfigError as error:
+                nothing = [(search.base, directory) for directory in directories]
+                why = f"not run: its settings do not go together ({error})"
+                _finish(_Claim(search, slot, taken, params, nothing), why, say)
+                continue
+            runs = list(zip(configs, directories, strict=True))
+            claims.append(_Claim(search, slot, taken, params, runs))
+            locks.push(mine.pop_all())
+    return claims
+
+
+def _begun_here(search: Search, slot: int) -> bool:
+    return study.working_directory(search.folder, _name(slot, search.seeds[0])).exists()
+
+
+def _lock(search: Search, slot: int, locks: ExitStack) -> list[RunDirectory] | None:
+    """The slot's directories, all of them, or None while another worker of this machine has one."""
+    try:
+        return [
+            locks.enter_context(RunDirectory.claim(study.working_directory(search.folder, _name(slot, seed))))
+            for seed in search.seeds
+        ]
+    except RunLockedError:
+        return None
+
+
+def _work(claims: list[_Claim], deadline: float | None, quiet: bool, say: Say) -> bool:
+    """Train, tell and clear up; False if it was interrupted, with everything saved."""
+    try:
+        with heartbeats(claims[0].search.queue.storage, [claim.trial for claim in claims]):
+            diverged = _train(claims, deadline, quiet)
+            for claim, why in zip(claims, diverged, strict=True):
+                _finish(claim, why, say)
+    except Interrupted as stop:
+        for claim in claims:
+            claim.search.queue.give_back(claim.trial)
+        if stop.by_user:
+            raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
+        if not quiet:
+            print(str(stop).partition(";")[0])
+        return False
+    return True
+
+
+def _train(claims: list[_Claim], deadline: float | None, quiet: bool) -> list[str | None]:
+    """Train the claimed trials side by side; for each, None or why it diverged."""
+    runs = [run for claim in claims for run in claim.runs]
+    try:
+        train_packed(
+            [(config, directory.path) for config, directory in runs],
+            held=[directory for _, directory in runs],
+            quiet=quiet,
+            budget_seconds=None if deadline is None else deadline - time.monotonic(),
+            test=False,
+        )
+    except (DivergedError, SeamError) as error:
+        if len(claims) == 1:
+            return [str(error).partition("\n")[0]]
+        # one of them has stopped them all: each alone, from where it was saved
+        return [why for claim in claims for why in _train([claim], deadline, quiet)]
+    return [None] * len(claims)
+
+
+def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
+    """Keep the results, tell the value, and only then let go of the directories."""
+    search, value = claim.search, None
+    notes: dict[str, Any] = {"diverged": diverged}
+    if diverged is None:
+        pairs = zip(claim.names(), claim.runs, strict=True)
+        rows = [study.write_row(search.folder, name, directory) for name, (_, directory) in pairs]
+        accuracies = [row["validation_accuracy"] for row in rows]
+        slowed = [row["rate_scale"] for row in rows if "rate_scale" in row]
+        if None in accuracies:
+            raise ConfigError(
+                f"validation={search.base.validation:g} holds none of these few samples out, and a sweep goes by "
+                "validation accuracy: raise it, with another --out"
+            )
+        if slowed:  # another learning rate's accuracy is not this one's
+            notes = {"diverged": f"diverged, and went on with learning rates times {min(slowed):g}"}
+        else:
+            value = sum(accuracies) / len(accuracies)
+            notes = {"accuracies": accuracies, "seconds": sum(row["seconds"] for row in rows)}
+    counted = search.queue.tell(claim.trial, value, **notes)
+    for _, directory in claim.runs:
+        study.forget(search.folder, directory)
+    say(search, claim.slot, {"params": claim.params, "value": value, "counted": counted, **notes})
+
+
+def _tidy(searches: Sequence[Search]) -> None:
+    """Remove directories whose worker died between telling and clearing up."""
+    for search in searches:
+        for slot in search.queue.finished():
+            names = [_name(slot, seed) for seed in search.seeds]
+            with ExitStack() as locks:
+                if any(study.working_directory(search.folder, name).exists() for name in names):
+                    for directory in _lock(search, slot, locks) or []:
+                        study.forget(search.folder, directory)

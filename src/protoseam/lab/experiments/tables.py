@@ -1,0 +1,263 @@
+"""Tables from raw results only, as CSV, Markdown and LaTeX (booktabs): what is not there is said to be missing.
+
+Data in: records of :mod:`protoseam.lab.experiments.aggregate`; data out: a :class:`Table` of text, or its three forms.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protoseam.lab.experiments import paper
+from protoseam.lab.experiments.aggregate import Band, Cell, Difference, Point, Runs, Wavering, published_curve
+from protoseam.lab.experiments.plans import Scope
+from protoseam.lab.experiments.recipes import TITLES, network
+
+__all__ = [
+    "Table", "audits", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table",
+    "table_1", "toy_table", "wavering_table",
+]  # fmt: skip
+
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows under a header; ``note`` goes with it wherever it goes."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    note: str = ""
+
+
+# ---------------------------------------------------------------------- what the tables say
+
+
+def _table(caption: str, header: tuple[str, ...], rows: list[list[str]], scope: Scope) -> Table:
+    """Without the paper's columns where the runs are not the paper's."""
+    kept = [i for i, name in enumerate(header) if not (scope.note and "paper" in name)]
+    return Table(
+        caption, tuple(header[i] for i in kept), [[row[i] for i in kept] for row in rows], scope.note
+    )
+
+
+def table_1(table: Sequence[Cell], scope: Scope) -> Table:
+    seeds = [f"seed {seed}" for seed in scope.seeds]
+    header = ("data", "network", "variant", *seeds, "mean", "spread", "paper", "to paper")
+    rows = []
+    for cell in table:
+        to_paper = (
+            cell.mean - cell.published if cell.mean is not None and cell.published is not None else None
+        )
+        by_seed = [_shown(cell.by_seed.get(seed)) for seed in scope.seeds]
+        numbers = [_shown(cell.mean), _shown(cell.spread, ""), _shown(cell.published, ""), _signed(to_paper)]
+        rows.append([TITLES[cell.data], TITLES[cell.model], TITLES[cell.variant], *by_seed, *numbers])
+    caption = (
+        "Test accuracy in %, after the paper's Table 1 (tab:main); spread is the largest minus the smallest."
+    )
+    return _table(caption, header, rows, scope)
+
+
+def paired(found: Sequence[Difference], scope: Scope) -> Table:
+    seeds = [f"seed {seed}" for seed in scope.seeds]
+    header = ("data", "network", "difference", *seeds, "mean", "95 % interval", "paper")
+    rows = []
+    for row in found:
+        by_seed = [_signed(row.by_seed.get(seed), MISSING) for seed in scope.seeds]
+        names = [TITLES[row.data], TITLES[row.model], " − ".join(TITLES[v] for v in row.variants)]
+        numbers = [_signed(row.mean, MISSING), _interval(row), _signed(row.published)]
+        rows.append([*names, *by_seed, *numbers])
+    caption = (
+        "Differences in points, paired over seeds, with the 95 % interval of Student's t; paper is the difference of "
+        "its means. Seeds are few: the intervals are wide."
+    )
+    return _table(caption, header, rows, scope)
+
+
+def _interval(row: Difference) -> str:
+    if row.interval is not None:
+        return f"{row.interval[0]:+.2f} to {row.interval[1]:+.2f}"
+    return "none: one seed" if row.by_seed else MISSING
+
+
+def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
+    """Every fifth epoch, as the paper prints its curves, and the last."""
+    rows = []
+    for band in bands:
+        if band.quantity != "validation accuracy" or not band.epochs:
+            continue
+        names = [TITLES[band.data], TITLES[band.model], TITLES[band.variant]]
+        for epoch, *values in zip(band.epochs, band.mean, band.low, band.high, strict=True):
+            if epoch % 5 == 0 or epoch == band.epochs[-1]:
+                printed = published_curve(band.data, band.model, band.variant).get(epoch)
+                numbers = [*(f"{value:.2f}" for value in values), _shown(printed, "")]
+                rows.append([*names, str(band.seeds), str(epoch), *numbers])
+    caption = "Validation accuracy in % over the epochs: mean, lowest and highest of the seeds."
+    header = ("data", "network", "variant", "seeds", "epoch", "mean", "lowest", "highest", "paper mean")
+    return _table(caption, header, rows, scope)
+
+
+def wavering_table(found: Sequence[Wavering], scope: Scope) -> Table:
+    rows = []
+    for w in found:
+        names = [TITLES[w.data], TITLES[w.model], TITLES[w.variant]]
+        rows.append([*names, str(len(w.by_seed)), f"{w.mean:.2f}", _shown(w.published, "")])
+    caption = (
+        "How far the validation accuracy of one seed strays from its course between epochs 15 and 100, in points: its "
+        "deviation from the mean of those five epochs before and after."
+    )
+    return _table(caption, ("data", "network", "variant", "seeds", "wavers by", "paper"), rows, scope)
+
+
+def audits(runs: Runs, scope: Scope) -> Table:
+    """eq:bures: the risk-transfer bound on held-out images, term by term at a run's last look, for ProtoSeam's runs."""
+    terms = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity", "bound")
+    words = ("R", "sampled loss", "mean mismatch", "covariance mismatch", "non-Gaussianity (cap)", "bound")
+    rows = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for seed in scope.seeds:
+                run = runs.get(f"{data}-{model}-protoseam-{seed}")
+                if run is None:
+                    continue
+                looks = [row["audit"] for row in run["metrics"] if "audit" in row]
+                looks = [
+                    look for look in looks if all(term in look for term in terms)
+                ]  # the others are undefined
+                held = sum(look["risk"] <= look["bound"] for look in looks)
+                last = [f"{looks[-1][term]:.2f}" for term in terms] if looks else [""] * len(terms)
+                verdict = f"{held} of {len(looks)}" if looks else "not audited"
+                rows.append([TITLES[data], TITLES[model], str(seed), verdict, *last])
+    caption = (
+        "The deployed risk R and its bound (thm:risk-transfer) on held-out images: at how many looks it held, and the "
+        "terms whose sum it is at the last."
+    )
+    return _table(caption, ("data", "network", "seed", "held", *words), rows, scope)
+
+
+def hyperparameters(runs: Runs, scope: Scope) -> Table:
+    """tab:hyperparameters, beside what the files say was used."""
+    header = ("data", "network", "variant", "paper lr", "paper decay", "used lr", "used decay")
+    rows = []
+    for data in scope.datasets:
+        for model in scope.models:
+            for variant in scope.variants:
+                names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
+                found = [runs[name] for name in names if name in runs]
+                used = [
+                    _values(run["config"]["optim"]["lr"] * run.get("rate_scale", 1.0) for run in found),
+                    _values(run["config"]["optim"]["weight_decay"] for run in found),
+                ]
+                tuned = paper.TUNED.get((data, network(model), variant))
+                if tuned is not None:
+                    stated = [f"{value:g}" for value in tuned]
+                else:
+                    inherits = variant == "unlifted" and data in paper.DATASETS
+                    stated = ["Baseline's" if inherits else ""] * 2
+                rows.append([TITLES[data], TITLES[model], TITLES[variant], *stated, *used])
+    return _table("Learning rate and weight decay (tab:hyperparameters).", header, rows, scope)
+
+
+def _values(values: Any) -> str:
+    return ", ".join(f"{value:g}" for value in sorted(set(values))) or MISSING
+
+
+def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
+    name = {"rho_max": "ρmax", "dim": "k"}[setting]
+    seeds = [f"seed {seed}" for seed in scope.seeds]
+    three = ("mean", "lowest", "highest")
+    header = (name, *seeds, *three, *(f"paper {word}" for word in three), "to paper")
+    rows = []
+    for point in points:
+        by_seed = [_shown(point.by_seed.get(seed)) for seed in scope.seeds]
+        measured, stated = point.measured, point.published
+        to_paper = measured[0] - stated[0] if measured and stated else None
+        columns = [_shown(v) for v in measured or (None,) * 3] + [
+            _shown(v, "") for v in stated or (None,) * 3
+        ]
+        rows.append([str(point.value), *by_seed, *columns, _signed(to_paper)])
+    data, _, model = scope.sweep.partition("-")
+    caption = (
+        f"Test accuracy in % of ProtoSeam over {name}, {TITLES[model]} on {TITLES[data]} (fig:penalty-sweep)."
+    )
+    return _table(caption, header, rows, scope)
+
+
+def toy_table(rows: Sequence[dict[str, float]], note: str = "") -> Table:
+    header = ("σ", "a simulated", "deviation", "a closed form", "slope simulated", "slope closed form")
+    keys = ("a_hat_mean", "a_hat_std", "a_star", "slope_mean", "slope")
+    shown = [[f"{row['sigma']:g}", *(f"{row[key]:.5f}" for key in keys)] for row in rows]
+    return Table("The toy model: simulation beside closed form (fig:toy-selection).", header, shown, note)
+
+
+def _shown(value: float | None, absent: str = MISSING) -> str:
+    return absent if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None, absent: str = "") -> str:
+    return absent if value is None else f"{value:+.2f}"
+
+
+# ---------------------------------------------------------------------- the forms they take
+
+
+def markdown(table: Table) -> str:
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    note = f"**{table.note}**\n\n" if table.note else ""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return note + "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def csv_text(table: Table) -> str:
+    """Every row carries the note, in a column of its own: a CSV file has no other place for it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*table.header, "note"] if table.note else table.header)
+    writer.writerows([*row, table.note] if table.note else row for row in table.rows)
+    return text.getvalue()
+
+
+def latex(table: Table) -> str:
+    r"""A ``table`` float for ``\usepackage{booktabs}``; text left, numbers right."""
+    columns = "".join(
+        "r" if any(_numeric(row[i]) for row in table.rows) else "l" for i in range(len(table.header))
+    )
+    caption = f"{table.caption} {table.note[:1].upper() + table.note[1:]}".strip()
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        _row(table.header),
+        r"\midrule",
+        *map(_row, table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{_escaped(caption)}}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _numeric(text: str) -> bool:
+    return text == MISSING or text.replace(".", "").replace("+", "").replace("-", "").isdigit()
+
+
+def _row(texts: Sequence[str]) -> str:
+    return " & ".join(map(_escaped, texts)) + r" \\"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "−": "--", "ρ": r"$\rho$", "σ": r"$\sigma$", "’": "'",
+}  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    escaped = "".join(_LATEX.get(letter, letter) for letter in text).replace(r"$\rho$max", r"$\rho_{\max}$")
+    return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)  # a minus, not a hyphen

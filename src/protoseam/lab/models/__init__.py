@@ -1,0 +1,120 @@
+"""Networks of the paper's experiments: plain modules whose last Linear is the classifier and the output."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from protoseam.errors import ModelError
+from protoseam.lab.models.resnet import ResNet, resnet8, resnet18
+from protoseam.lab.models.size import refuse_too_large
+from protoseam.lab.models.small import MLP, ConvNet, convnet, mlp
+from protoseam.lab.models.vit import VisionTransformer, vit_s
+
+__all__ = [
+    "MLP",
+    "NAMES",
+    "ConvNet",
+    "ResNet",
+    "VisionTransformer",
+    "build",
+    "convnet",
+    "mlp",
+    "resnet8",
+    "resnet18",
+    "vit_s",
+]
+
+Shape = tuple[int, ...]
+
+
+def _side(name: str, shape: Shape) -> int:
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise ModelError(
+            f"{name} takes square images (channels, side, side), got image_shape={shape}; --image_size N crops them"
+        )
+    return shape[1]
+
+
+def _vit_s(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
+    return vit_s(num_classes, image_size=_side("vit_s", shape), in_channels=shape[0], **options)
+
+
+def _convnet(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
+    return convnet(num_classes, in_channels=shape[0], image_size=_side("convnet", shape), **options)
+
+
+def _mlp(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
+    return mlp(math.prod(shape), num_classes, **options)
+
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "resnet8": lambda num_classes, shape, **options: resnet8(num_classes, shape[0], **options),
+    "resnet18": lambda num_classes, shape, **options: resnet18(num_classes, shape[0], **options),
+    "vit_s": _vit_s,
+    "convnet": _convnet,
+    "mlp": _mlp,
+}
+NAMES: tuple[str, ...] = tuple(_BUILDERS)
+# Options of timm that read a file or a stranger's settings: a config must not be able to ask for that.
+_LOADING = frozenset({"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"})
+
+
+def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
+    try:
+        refuse_too_large(name, make, *args, **options)
+        return make(*args, **options)
+    except ModelError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ) as error:  # no such option, or it does not fit
+        raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
+
+
+def build(name: str, num_classes: int, image_shape: Sequence[int], **options: Any) -> nn.Module:
+    """The network called `name` for images of `image_shape` = (channels, height, width).
+
+    `name` is one of `NAMES`, or any name timm knows where timm is installed; `options` go to that
+    network's own function. `mlp` takes any shape and flattens it.
+    """
+    shape = tuple(image_shape)
+    if refused := _LOADING.intersection(options):
+        raise ModelError(
+            f"{name}: the option {min(refused)} would load files or settings from elsewhere; leave it out, or load "
+            "weights in your own code and give ps.lift the network"
+        )
+    if name in _BUILDERS:
+        return _built(name, _BUILDERS[name], num_classes, shape, **options)
+    known = list(NAMES)
+    try:
+        timm = importlib.import_module("timm")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not match torch
+        timm, why = None, error
+    if timm is not None:
+        if timm.is_model(name):
+            return _built(
+                name, timm.create_model, name, num_classes=num_classes, in_chans=shape[0], **options
+            )
+        known += timm.list_models()
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"
+    where = ""
+    if timm is None:
+        remedy = (
+            "pip install -e '.[vision]' in the clone"
+            if isinstance(why, ImportError)
+            else "torch and torchvision are of different builds, install both from one place"
+        )
+        where = f"; timm, which would add its own, cannot be imported ({why}): {remedy}"
+    raise ModelError(f"no network is called {name!r}: {hint}{where}")

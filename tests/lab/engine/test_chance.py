@@ -1,0 +1,79 @@
+"""What counts as chance, what is advised then, and which batch suits the data."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from protoseam.lab.engine.chance import at_chance, few_steps, what_to_try
+from protoseam.lab.engine.config import OptimConfig, RunConfig
+from protoseam.lab.pipeline.resident import suitable_batch
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "counts", "chance"),
+    [
+        (0.20, [12] * 5, True),
+        (0.30, [12] * 5, True),
+        (0.31, [12] * 5, False),
+        (0.60, [50, 50], True),
+        (0.61, [50, 50], False),  # 1.5/n would be 75 %
+        (0.90, [90, 10], True),  # always the first
+        (0.91, [90, 10], False),
+        (0.015, [10] * 100, True),
+        (0.02, [10] * 100, False),
+    ],
+)
+def test_chance(accuracy: float, counts: list[int], chance: bool) -> None:
+    told = at_chance(accuracy, counts, [f"c{i}" for i in range(len(counts))], "test")
+    assert (told is not None) == chance
+    if told is not None:
+        share = 100 * max(counts) / sum(counts)
+        assert f"test accuracy {100 * accuracy:.2f} % is at chance: with {len(counts)} classes" in told
+        assert f"always answering 'c0' gives {share:.2f} %" in told
+
+
+def test_no_samples_are_no_chance() -> None:
+    assert at_chance(0.0, [0, 0], ["a", "b"], "test") is None
+
+
+def test_advice_has_numbers() -> None:
+    config = RunConfig(data="./mine", epochs=20, variant="protoseam")
+    told = what_to_try(config, samples=216, batch_size=128)
+    assert "--batch_size 8, --epochs 40, --optim.lr 0.004, --optim.name adamw" in told
+    assert "--variant baseline" in told
+    adam = dataclasses.replace(config, variant="baseline", optim=OptimConfig(name="adamw", clip=1.0))
+    told = what_to_try(adam, samples=216, batch_size=8)
+    assert told == "Try one of --epochs 40, --optim.lr 0.003."
+
+
+def test_few_steps_are_told_with_a_remedy() -> None:
+    config = RunConfig(data="./mine", epochs=20)
+    assert few_steps(config, 1280, 128) is None
+    told = few_steps(config, 216, 128)
+    assert told is not None
+    assert "an epoch has only 1 step (216 samples in batches of 128), so 20 epochs are 20 updates" in told
+    assert "--batch_size 8 gives 27" in told
+    assert "--epochs 40 gives as many as 10 per epoch would" in (few_steps(config, 40, 8) or "")
+
+
+@pytest.mark.parametrize(
+    ("samples", "world", "expected"),
+    [
+        (216, 1, 8),
+        (159, 1, 8),
+        (10, 1, 8),
+        (320, 1, 16),
+        (2559, 1, 64),
+        (2560, 1, 128),
+        (10**6, 1, 128),
+        (216, 3, 9),
+        (10**6, 3, 129),
+        (216, 4, 8),
+    ],
+)
+def test_a_suitable_batch(samples: int, world: int, expected: int) -> None:
+    batch = suitable_batch(samples, world)
+    assert batch == expected
+    assert batch == 8 or world > 1 or samples // batch >= 20
