@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from protoseam.core import prototype_gradient
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.lab.engine.objectives import Lifting, prototype_gradient
+from protoseam.lab.engine.objectives import Lifting
 from protoseam.lab.engine.pack import run_epoch_together
 from protoseam.lab.engine.trainer import Run
 

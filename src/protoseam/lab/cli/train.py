@@ -156,12 +156,12 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.errors import SeamError
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.rundir import RunDirectory
     from protoseam.lab.engine.session import resume, train_packed
     from protoseam.lab.engine.trainer import DivergedError
-    from protoseam.seam.guards import SeamError
 
     vet_config_files(argv)
     refuse_clock_numbers(argv)
