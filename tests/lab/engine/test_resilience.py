@@ -16,14 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint, session
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.distributed import LostProcessError, Processes, naming_lost_processes
 from protoseam.lab.engine.files import StorageError
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.trainer import DivergedError, Run
 
 TORTURE = Path(__file__).resolve().parents[3] / "torture"
 SMALL = RunConfig(
@@ -41,7 +39,7 @@ SMALL = RunConfig(
 
 @pytest.mark.parametrize("part", ["kills", "ranks"])
 def test_the_short_form_of_the_torture_holds(part: str, tmp_path: Path) -> None:
-    """Every estimator and packed runs killed twice; one of two ranks lost under torchrun."""
+    """Every estimator and several runs killed twice; one of two ranks lost under torchrun."""
     command = [sys.executable, str(TORTURE / f"{part}.py"), "--quick", "--out", str(tmp_path / "report.json")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
@@ -207,19 +205,3 @@ def test_processes_that_see_different_files_do_not_go_on(monkeypatch: pytest.Mon
     several.agree(3, "the last checkpoint's epoch")
     with pytest.raises(LostProcessError, match=r"process 0 of 2 has 5 .* file system they share"):
         several.agree(5, "the last checkpoint's epoch")
-
-
-def test_packed_networks_with_dropout_draw_as_they_would_alone() -> None:
-    options = {"patch": 4, "dim": 8, "depth": 1, "heads": 2, "mlp": 8, "dropout": 0.3}
-    config = dataclasses.replace(SMALL, model="vit_s", model_options=options, batch_size=512)
-    configs = [dataclasses.replace(config, seed=seed) for seed in (1, 2)]
-    dataset = load("digits")
-    alone = []
-    for config in configs:
-        run = Run(config, dataset)
-        alone.append([run_epoch_together([run])[0]["loss"] for _ in range(2)])
-    packed = [Run(config, dataset) for config in configs]
-    run_epoch_together([packed[0]])  # one ahead of the other, as after a kill between their checkpoints
-    first, second = run_epoch_together(packed)
-    assert first["loss"] == alone[0][1]
-    assert second["loss"] == alone[1][0]
