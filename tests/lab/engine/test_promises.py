@@ -20,6 +20,7 @@ from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint, evaluate, session
 from protoseam.lab.engine.config import BESIDE, ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.files import write_atomically
+from protoseam.lab.engine.latents import Latents
 from protoseam.lab.engine.objectives import Lifting
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.pipeline import resident
@@ -137,7 +138,7 @@ def test_each_rewind_goes_further_back(rewinds: int, epoch: int) -> None:
     run.load_state = lambda state: setattr(run, "epoch", state["epoch"])
     one = object.__new__(session.Session)
     one.run, one.rewinds, one.writes, one.history = run, rewinds, False, list(range(5))  # type: ignore[assignment]
-    one.states = [{"epoch": i} for i in range(5)]
+    one.states, one.latents = [{"epoch": i} for i in range(5)], Latents(5)
     one.rewind()
     assert (one.saved, one.history) == (epoch, list(range(epoch)))
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from protoseam.lab.engine import checkpoint, session
+from protoseam.lab.engine import checkpoint, epoch, session
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.distributed import LostProcessError, Processes, naming_lost_processes
 from protoseam.lab.engine.files import StorageError
@@ -85,8 +85,8 @@ def test_what_a_killed_write_left_is_cleared_away_and_the_users_files_are_not(tm
 
 
 def test_saving_an_earlier_epoch_forgets_the_later_ones(tmp_path: Path) -> None:
-    for epoch in (8, 9, 10, 5):
-        checkpoint.save(tmp_path, epoch, {"epoch": epoch})
+    for number in (8, 9, 10, 5):
+        checkpoint.save(tmp_path, number, {"epoch": number})
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found[0] == 5
@@ -96,17 +96,17 @@ def test_a_kill_after_going_back_keeps_the_smaller_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The abandoned way's checkpoints must not come back with a resume."""
-    original, begun = Run.begin_epoch, []
+    original, begun = epoch.begin_epoch, []
 
-    def begin(self: Run) -> None:
-        original(self)
-        begun.append(self.epoch)
+    def begin(run: Run) -> None:
+        original(run)
+        begun.append(run.epoch)
         if len(begun) in (4, 5):  # the fourth epoch, twice: back to 3, then to 2
-            self.data.x.fill_(torch.nan)
+            run.data.x.fill_(torch.nan)
         if len(begun) == 6:
             raise SystemExit  # as if killed
 
-    monkeypatch.setattr(Run, "begin_epoch", begin)
+    monkeypatch.setattr(epoch, "begin_epoch", begin)
     config = dataclasses.replace(SMALL, on_nonfinite="rewind")
     with pytest.warns(session.DivergenceWarning), pytest.raises(SystemExit):
         session.train(config, tmp_path, quiet=True)

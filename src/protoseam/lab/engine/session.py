@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,21 @@ from protoseam.errors import ProtoSeamError
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.answers import quantiles
 from protoseam.lab.engine.bounded import bytes_of
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.epoch import train_epoch
+from protoseam.lab.engine.latents import Latents, finish, look, seam_of
 from protoseam.lab.engine.log import Progress
+from protoseam.lab.engine.loggers import Logger, reporting
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.engine.schemas import check_state
+from protoseam.lab.engine.seamfile import write_seam
 
 __all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "Session", "resume", "train"]
 
@@ -53,10 +57,16 @@ class ResumeWarning(UserWarning):
     """A run goes on in another environment than it was started in."""
 
 
-def resume(out: Path, *, quiet: bool = False, budget_seconds: float | None = None) -> dict[str, Any]:
-    """Go on with the run in ``out`` from its last good checkpoint and return its summary."""
+def resume(
+    out: Path,
+    *,
+    quiet: bool = False,
+    budget_seconds: float | None = None,
+    logger: Logger | str | None = None,
+) -> dict[str, Any]:
+    """Go on with the run in ``out`` from its last good checkpoint and return its summary; see :func:`train`."""
     config = RunDirectory(out).read_config()
-    return train(config, out, quiet=quiet, budget_seconds=budget_seconds, resuming=True)
+    return train(config, out, quiet=quiet, budget_seconds=budget_seconds, resuming=True, logger=logger)
 
 
 def train(
@@ -68,6 +78,7 @@ def train(
     resuming: bool = False,
     held: RunDirectory | None = None,
     test: bool = True,
+    logger: Logger | str | None = None,
 ) -> dict[str, Any]:
     """Train one run into the directory ``out`` and return its summary.
 
@@ -80,6 +91,7 @@ def train(
             torchrun has started the processes again after it lost one.
         held: the directory, claimed by the caller, whose lock stays the caller's.
         test: False removes the test data before anything is built, and the test accuracy is None, as tuning needs.
+        logger: told of each epoch; an object, or a name of :mod:`protoseam.lab.engine.loggers`.
 
     Raises:
         Interrupted: by the user or the budget; everything is saved.
@@ -107,11 +119,17 @@ def train(
             if summary is not None:
                 return summary
         session = Session(config, directory, processes, goes_on=goes_on, test=test)
-        return session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
+        told = logger if session.writes else None
+        session.report = stack.enter_context(reporting(told, out, to_dict(config)))
+        summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
+        session.report({"test_accuracy": summary["test_accuracy"]}, config.epochs)
+        return summary
 
 
 class Session:
     """One run and its directory, which only the first process writes."""
+
+    report: Callable[[dict[str, Any], int], None]  # to the run's logger
 
     def __init__(
         self, config: RunConfig, directory: RunDirectory, processes: Processes, *, goes_on: bool, test: bool
@@ -132,6 +150,8 @@ class Session:
             self._warn_of_changes(changed)
             self._load_checkpoint()
             self._load_history()
+        resumed = Latents.resumed(self.out, config.epochs, self.run.epoch) if goes_on else None
+        self.latents = resumed or Latents(config.epochs)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
@@ -264,7 +284,10 @@ class Session:
         self.history.append(row)
         if self.writes:
             self.directory.append_metrics(row)
+        self.report(row, row["epoch"])
         self._remember()
+        if self.writes:
+            look(self.run, self.latents)
         last = self.run.epoch == self.config.epochs
         if last or self.run.epoch % self.config.checkpoint_every == 0:
             self.save()
@@ -292,6 +315,7 @@ class Session:
         epoch = int(self.last_state["epoch"])
         if self.writes and epoch != self.saved:
             self.directory.sync_metrics()
+            self.latents.write(self.out)
             checkpoint.save(self.directory.checkpoints, epoch, self.last_state)
             self.saved = epoch
         return epoch
@@ -302,7 +326,10 @@ class Session:
         return f"{why}; go on with:\n  {go_on(self.out)}   ({state})"
 
     def _finish(self) -> dict[str, Any]:
-        """Test the network, write the results and return them. Test data is used here and nowhere else."""
+        """Test the network, write the results and return them.
+
+        Test labels are used here and nowhere else, and test images besides only for the picture of the latent space.
+        """
         accuracy = self.run.accuracy("test")
         deployed = self.run.deployed()
         validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
@@ -323,6 +350,9 @@ class Session:
             with self.run.averaged():
                 result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
+            score = finish(self.run, self.latents, self.history)
+            self.latents.write(self.out)
+            write_seam(self.out, seam_of(self.run), quantiles(score))
             self.directory.write_summary(result, deployed.state_dict())
         self.result = result
         return result
@@ -370,6 +400,7 @@ class Session:
         self.run.slow_down(0.5 * scale / self.run.rate_scale)
         self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
         self.history = self.history[: self.run.epoch]
+        self.latents.forget_after(self.run.epoch)
         if self.writes:
             # a kill from here on must bring back neither the abandoned epochs nor the old rates
             checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
