@@ -17,6 +17,7 @@ import jsonargparse
 from protoseam.lab.cli.options import at_least_one, budget_seconds, known_variants, spare_threads, spelled
 from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
+from protoseam.lab.engine.loggers import NAMES
 
 __all__ = ["Parser", "find_recipe", "flatten", "main", "refuse_clock_numbers", "vet_config_files"]
 
@@ -31,6 +32,7 @@ _OWN = {
     "budget_minutes",
     "quiet",
     "no_page",
+    "logger",
     "print_config",
 }
 
@@ -90,6 +92,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
     parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
     parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
+    parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
         parser.set_defaults(flatten(defaults))
@@ -173,7 +176,11 @@ def main(argv: list[str]) -> int:
     if values["resume"] is not None:
         _refuse_settings(argv)
         spare_threads(RunDirectory(Path(values["resume"])).read_config())
-        summaries = [resume(Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget)]
+        summaries = [
+            resume(
+                Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget, logger=values["logger"]
+            )
+        ]
         _say(summaries, [Path(values["resume"])])
         if not values["no_page"]:
             leave_page([Path(values["resume"])])
@@ -195,7 +202,13 @@ def main(argv: list[str]) -> int:
         left = None if budget is None else budget - (time.monotonic() - started)
         several = len(runs) > 1
         try:
-            summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
+            summaries = train_packed(
+                group,
+                quiet=values["quiet"],
+                budget_seconds=left,
+                resuming=several,
+                loggers=[values["logger"]] * len(group),
+            )
         except (DivergedError, SeamError) as error:
             if not several:
                 raise
@@ -237,7 +250,8 @@ def _listed(argv: list[str]) -> list[str]:
 def _refuse_settings(argv: list[str]) -> None:
     """A run goes on as it was begun: whoever asks for something else should hear so."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    others = [name for name in names if name not in ("--resume", "--budget-minutes", "--quiet", "--no-page")]
+    kept = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
+    others = [name for name in names if name not in kept]
     if others:
         raise ConfigError(
             f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "
