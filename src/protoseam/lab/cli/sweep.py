@@ -16,6 +16,7 @@ from protoseam.lab.cli.options import (
     spare_threads,
     spelled,
 )
+from protoseam.lab.cli.report import leave_page
 from protoseam.lab.cli.train import Parser, find_recipe, flatten, refuse_clock_numbers, vet_config_files
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
@@ -28,7 +29,7 @@ __all__ = ["main"]
 _MOST_TRIED = 1000  # combinations, until one is found that a value goes with
 _OWN = (
     "config", "recipe", "out", "space", "trials", "seeds", "variants", "tune_unlifted", "storage", "name",
-    "heartbeat", "budget_minutes", "report_only", "quiet",
+    "heartbeat", "budget_minutes", "report_only", "quiet", "no_page",
 )  # fmt: skip
 
 
@@ -83,6 +84,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         "--report-only", action="store_true", help="run nothing, write and show what is there"
     )
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
         parser.set_defaults(flatten(defaults))
@@ -110,6 +112,9 @@ def main(argv: list[str]) -> int:
     if not values["report_only"]:
         complete = run_sweep(searches, budget_seconds=budget, quiet=values["quiet"], say=_say)
     found = _report(searches, out)
+    trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
+    if trained and not values["no_page"]:
+        leave_page(trained, out / "report.html")
     if not complete:
         print("not everything is done; start again to go on")
     return 0 if complete and (found or values["report_only"]) else 1

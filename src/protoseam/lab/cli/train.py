@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import jsonargparse
 
 from protoseam.lab.cli.options import budget_seconds, known_variants, spare_threads, spelled
+from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
 from protoseam.lab.engine.loggers import NAMES
 
@@ -29,6 +30,7 @@ _OWN = {
     "variants",
     "budget_minutes",
     "quiet",
+    "no_page",
     "logger",
     "print_config",
 }
@@ -81,6 +83,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
     parser.add_argument("--variants", type=list[str], help="train one run a variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
@@ -167,6 +170,8 @@ def main(argv: list[str]) -> int:
         how = {"quiet": values["quiet"], "budget_seconds": budget, "logger": values["logger"]}
         summaries = [resume(Path(values["resume"]), **how)]
         _say(summaries, [Path(values["resume"])])
+        if not values["no_page"]:
+            leave_page([Path(values["resume"])])
         _say_chance(summaries, [Path(values["resume"])])
         return 0
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
@@ -192,6 +197,10 @@ def main(argv: list[str]) -> int:
         _say([summary], [out])
         done.append(summary)
         places.append(out)
+        if not values["no_page"]:
+            leave_page([out])
+    if len(places) > 1 and not values["no_page"]:
+        leave_page(places)
     _say_chance(done, places)
     return status
 
@@ -217,7 +226,8 @@ def _listed(argv: list[str]) -> list[str]:
 def _refuse_settings(argv: list[str]) -> None:
     """A run goes on as it was begun: whoever asks for something else should hear so."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    others = [name for name in names if name not in ("--resume", "--budget-minutes", "--quiet", "--logger")]
+    kept = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
+    others = [name for name in names if name not in kept]
     if others:
         raise ConfigError(
             f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "
