@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
-_ASSETS = ("docs/**/*.css", "docs/**/*.png", "docs/reports/**/*.html")
+_ASSETS = ("docs/**/*.css", "docs/**/*.svg", "docs/**/*.png", "docs/reports/**/*.html")
 _LINK = re.compile(r"(\]\()([^)\s#]+)([^)\s]*\))")
 _ELSEWHERE = re.compile(r"[a-z]+:", re.IGNORECASE)
 
