@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from protoseam.core.covariance import check_one_label_each, class_moments
 from protoseam.core.discriminant import pooled_covariance
+from protoseam.core.distances import mahalanobis
 from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
 from protoseam.core.sampling import check_draws
@@ -215,6 +216,23 @@ class Lifted(KeepsState):
         z = z_BK if parameter is None else z_BK.to(parameter.dtype)
         logits: Tensor = self.n2(z if len(self.seam_shape) == 1 else z.unflatten(1, self.seam_shape))
         return logits
+
+    def score_ood(self, x: Tensor) -> Tensor:
+        """Score how unlike the training data inputs are: the squared Mahalanobis distance to the nearest prototype.
+
+        min_c (z − s_c)ᵀ Σ̃_c⁻¹ (z − s_c) at z = N1(x), with the covariances as last refreshed. Use it in eval mode.
+
+        Args:
+            x: inputs of N1.
+
+        Returns:
+            ``(B,)``, float64; larger is less like the training data.
+
+        Raises:
+            SeamError: if the prototypes have no values yet.
+        """
+        self._check_ready()
+        return mahalanobis(self.embed(x), self.prototypes, self.covariance.factors).amin(1)
 
     def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:
         pull = self.consensus(z_BK, y_B)
