@@ -129,10 +129,6 @@ class Lifting(AbstractObjective):
         self.net, self.seam_speed, self.bounded = net, seam_speed, bounded
         net.check_finite = False  # the step looks at losses and gradients itself
         net.check_steps = False  # and its optimizer has the prototypes
-        # DDP asks the module it wraps alone
-        self._ddp_params_and_buffers_to_ignore = [
-            f"net.{name}" for name in net._ddp_params_and_buffers_to_ignore
-        ]
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))

@@ -19,17 +19,20 @@ from protoseam.errors import ProtoSeamError
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.answers import quantiles
 from protoseam.lab.engine.bounded import bytes_of
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
+from protoseam.lab.engine.latents import Latents, finish, look, seam_of
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
 from protoseam.lab.engine.pack import run_epoch_together
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.engine.schemas import check_state
+from protoseam.lab.engine.seamfile import write_seam
 from protoseam.lab.engine.trainer import DivergedError, Run, resolve_device
 
 __all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "resume", "train", "train_packed"]
@@ -179,8 +182,10 @@ class _Session:
             raise
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0
+        self.latents = Latents(config.epochs)
         if resuming and exists:
             self._resume()
+            self.latents = Latents.resumed(out, config.epochs, self.run.epoch)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
@@ -230,6 +235,7 @@ class _Session:
         self.run.slow_down(0.5 * scale / self.run.rate_scale)
         self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
         self.history = self.history[: self.run.epoch]
+        self.latents.forget_after(self.run.epoch)
         if self.writes:
             # a kill from here on must not bring the abandoned way back, nor the old rates
             checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
@@ -299,6 +305,8 @@ class _Session:
             self.directory.append_metrics(row)
         self.report(row, row["epoch"])
         self._remember()
+        if self.writes:
+            look(self.run, self.latents)
         last = self.run.epoch == self.config.epochs
         if last or self.run.epoch % self.config.checkpoint_every == 0:
             self.save()
@@ -310,12 +318,13 @@ class _Session:
         epoch = int(self.last_state["epoch"])
         if self.writes and epoch != self.saved:
             self.directory.sync_metrics()
+            self.latents.write(self.out)
             checkpoint.save(self.directory.checkpoints, epoch, self.last_state)
             self.saved = epoch
         return epoch
 
     def _finish(self) -> None:
-        """Test data is touched here and nowhere else."""
+        """Test labels are touched here and nowhere else, and test images only for the picture of the latent space."""
         accuracy = self.run.accuracy("test")
         deployed = self.run.deployed()
         validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
@@ -336,6 +345,9 @@ class _Session:
             with self.run.averaged():
                 self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
+            score = finish(self.run, self.latents, self.history)
+            self.latents.write(self.out)
+            write_seam(self.out, seam_of(self.run), quantiles(score))
             self.directory.write_summary(self.result, deployed.state_dict())
 
     def summary(self) -> dict[str, Any]:
