@@ -20,9 +20,9 @@ from protoseam.lab.data.names import for_terminal
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.objectives import Lifting, build_objective
+from protoseam.lab.engine.run import resolve_device
 from protoseam.lab.engine.rundata import load_again
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.trainer import resolve_device
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.theory import (
     CONFIDENCE,
