@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")
-    parser.add_argument("--pack", type=int, default=3, metavar="R", help="runs trained side by side (3)")
     parser.add_argument(
         "--budget-minutes", type=float, help="stop cleanly within this time; start again to go on"
     )
@@ -77,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
         return _list_recipes()
     from protoseam.lab.cli.options import at_least_one, distinct
 
-    at_least_one("pack", args.pack)
     at_least_one("epochs", args.epochs)
     for name in ("datasets", "models", "variants", "seeds"):
         distinct(name, getattr(args, name))
@@ -177,7 +175,7 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
             print(f"{part}: {len(plan)} runs to train on {plan[0][1].data}", flush=True)
             budget = None if math.isinf(left) else left
             try:
-                if not run_study(plan, out, pack=args.pack, budget_seconds=budget, quiet=args.quick):
+                if not run_study(plan, out, budget_seconds=budget, quiet=args.quick):
                     break
             except Interrupted:
                 raise
