@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> Deployed:
     from protoseam.lab.engine.config import ConfigError
     from protoseam.lab.engine.deployed import load, load_exported
-    from protoseam.lab.engine.trainer import resolve_device
+    from protoseam.lab.engine.run import resolve_device
 
     if args.run.suffix not in (".pt2", ".onnx"):
         return load(args.run, device=resolve_device(args.device))
