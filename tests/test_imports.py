@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab": set(),
     "lab.data": {"lab", "errors"},
     "lab.models": {"lab", "errors"},
-    "lab.kernels": {"lab", "lab.models", "lab.pipeline", "core", "errors"},
+    "lab.kernels": {"lab", "lab.models", "core", "errors"},
     "lab.pipeline": {"lab", "lab.data", "lab.kernels", "errors"},
     "lab.engine": {"lab", "lab.data", "lab.models", "lab.kernels", "lab.pipeline", *LIBRARY},
 }

@@ -19,7 +19,7 @@ from toys import FEATURES, network
 import protoseam as ps
 from protoseam.lab.cli.main import main
 from protoseam.lab.engine.config import LiftConfig, RunConfig
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.run import Run
 
 CLASSES = 4
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

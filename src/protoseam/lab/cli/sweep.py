@@ -16,6 +16,7 @@ from protoseam.lab.cli.options import (
     spare_threads,
     spelled,
 )
+from protoseam.lab.cli.report import leave_page
 from protoseam.lab.cli.train import Parser, find_recipe, flatten, refuse_clock_numbers, vet_config_files
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
 
@@ -28,7 +29,7 @@ __all__ = ["main"]
 _MOST_TRIED = 1000  # combinations, until one is found that a value goes with
 _OWN = (
     "config", "recipe", "out", "space", "trials", "seeds", "variants", "tune_unlifted", "storage", "name",
-    "heartbeat", "pack", "budget_minutes", "report_only", "quiet",
+    "heartbeat", "budget_minutes", "report_only", "quiet", "no_page",
 )  # fmt: skip
 
 
@@ -78,12 +79,12 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         metavar="SECONDS",
         help="with --storage: sign of life a worker gives; its trial is retried when three are missing",
     )
-    parser.add_argument("--pack", type=int, default=1, metavar="R", help="trials trained side by side")
     parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument(
         "--report-only", action="store_true", help="run nothing, write and show what is there"
     )
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
         parser.set_defaults(flatten(defaults))
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> int:
     parser = build_parser(find_recipe(argv))
     values = parser.parse_args(spelled(argv, parser)).as_dict()
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
-    for name in ("pack", "heartbeat", "trials"):
+    for name in ("heartbeat", "trials"):
         at_least_one(name, values[name])
     distinct("seeds", values["seeds"])
     budget = budget_seconds(values["budget_minutes"])
@@ -109,10 +110,11 @@ def main(argv: list[str]) -> int:
     searches = _searches(config, _space(values["space"], config, parser), values, out)
     complete = True
     if not values["report_only"]:
-        complete = run_sweep(
-            searches, pack=values["pack"], budget_seconds=budget, quiet=values["quiet"], say=_say
-        )
+        complete = run_sweep(searches, budget_seconds=budget, quiet=values["quiet"], say=_say)
     found = _report(searches, out)
+    trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
+    if trained and not values["no_page"]:
+        leave_page(trained, out / "report.html")
     if not complete:
         print("not everything is done; start again to go on")
     return 0 if complete and (found or values["report_only"]) else 1

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from protoseam.lab.cli.options import at_least_one, budget_seconds, known_variants, spare_threads, spelled
+from protoseam.lab.cli.options import budget_seconds, known_variants, spare_threads, spelled
+from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
 from protoseam.lab.engine.loggers import NAMES
 
@@ -25,11 +26,11 @@ _OWN = {
     "recipe",
     "resume",
     "out",
-    "pack",
     "seeds",
     "variants",
     "budget_minutes",
     "quiet",
+    "no_page",
     "logger",
     "print_config",
 }
@@ -77,18 +78,12 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
     parser.add_argument("--resume", type=str, metavar="DIR", help="go on with the run in DIR")
     parser.add_argument("--out", type=str, metavar="DIR", help="the run's directory; default runs/NAME")
     parser.add_argument(
-        "--pack",
-        type=int,
-        default=1,
-        metavar="R",
-        help="runs trained side by side (with --seeds, --variants)",
-    )
-    parser.add_argument(
         "--seeds", type=list[int], help="train one run a seed, e.g. 42 43, into DIR/VARIANT-SEED"
     )
     parser.add_argument("--variants", type=list[str], help="train one run a variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
@@ -158,9 +153,9 @@ def vet_config_files(argv: list[str], own: Collection[str] = _OWN) -> None:
 def main(argv: list[str]) -> int:
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
+    from protoseam.lab.engine.run import DivergedError
     from protoseam.lab.engine.rundir import RunDirectory
-    from protoseam.lab.engine.session import resume, train_packed
-    from protoseam.lab.engine.trainer import DivergedError
+    from protoseam.lab.engine.session import resume, train
     from protoseam.seam.guards import SeamError
 
     vet_config_files(argv)
@@ -169,16 +164,14 @@ def main(argv: list[str]) -> int:
     argv = _listed(spelled(argv, parser))
     values = parser.parse_args(argv).as_dict()
     budget = budget_seconds(values["budget_minutes"])
-    at_least_one("pack", values["pack"])
     if values["resume"] is not None:
         _refuse_settings(argv)
         spare_threads(RunDirectory(Path(values["resume"])).read_config())
-        summaries = [
-            resume(
-                Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget, logger=values["logger"]
-            )
-        ]
+        how = {"quiet": values["quiet"], "budget_seconds": budget, "logger": values["logger"]}
+        summaries = [resume(Path(values["resume"]), **how)]
         _say(summaries, [Path(values["resume"])])
+        if not values["no_page"]:
+            leave_page([Path(values["resume"])])
         _say_chance(summaries, [Path(values["resume"])])
         return 0
     config = from_dict({k: v for k, v in values.items() if k not in _OWN})
@@ -186,35 +179,28 @@ def main(argv: list[str]) -> int:
     runs = _expand(config, values)
     for _, out in runs if len(runs) > 1 else []:
         refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
-    pack = values["pack"]
     started = time.monotonic()
-    status = 0
-    groups = [runs[lo : lo + pack] for lo in range(0, len(runs), pack)]
+    status, several = 0, len(runs) > 1
     done: list[dict[str, Any]] = []
     places: list[Path] = []
-    while groups:
-        group = groups.pop(0)
+    for one, out in runs:
         left = None if budget is None else budget - (time.monotonic() - started)
-        several = len(runs) > 1
         try:
-            summaries = train_packed(
-                group,
-                quiet=values["quiet"],
-                budget_seconds=left,
-                resuming=several,
-                loggers=[values["logger"]] * len(group),
-            )
+            how = {"quiet": values["quiet"], "budget_seconds": left, "logger": values["logger"]}
+            summary = train(one, out, resuming=several, **how)
         except (DivergedError, SeamError) as error:
             if not several:
                 raise
-            if len(group) > 1:  # one of them has stopped them all: each alone, from where it was saved
-                groups[:0] = [[one] for one in group]
-                continue
-            print(for_terminal(f"protoseam train: {group[0][1]}: {error}"), file=sys.stderr)
+            print(for_terminal(f"protoseam train: {out}: {error}"), file=sys.stderr)
             status = 1  # the others may well come through
             continue
-        _say(summaries, [out for _, out in group])
-        done, places = done + summaries, places + [out for _, out in group]
+        _say([summary], [out])
+        done.append(summary)
+        places.append(out)
+        if not values["no_page"]:
+            leave_page([out])
+    if len(places) > 1 and not values["no_page"]:
+        leave_page(places)
     _say_chance(done, places)
     return status
 
@@ -240,7 +226,8 @@ def _listed(argv: list[str]) -> list[str]:
 def _refuse_settings(argv: list[str]) -> None:
     """A run goes on as it was begun: whoever asks for something else should hear so."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    others = [name for name in names if name not in ("--resume", "--budget-minutes", "--quiet", "--logger")]
+    kept = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
+    others = [name for name in names if name not in kept]
     if others:
         raise ConfigError(
             f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "
