@@ -78,11 +78,13 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
     parser.add_argument("--resume", type=str, metavar="DIR", help="go on with the run in DIR")
     parser.add_argument("--out", type=str, metavar="DIR", help="the run's directory; default runs/NAME")
     parser.add_argument(
-        "--seeds", type=list[int], help="train one run a seed, e.g. 42 43, into DIR/VARIANT-SEED"
+        "--seeds", type=list[int], help="train one run per seed, e.g. 42 43, into DIR/VARIANT-SEED"
     )
-    parser.add_argument("--variants", type=list[str], help="train one run a variant, e.g. baseline protoseam")
-    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
-    parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_argument(
+        "--variants", type=list[str], help="train one run per variant, e.g. baseline protoseam"
+    )
+    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
+    parser.add_argument("--quiet", type=bool, default=False, help="show no progress")
     parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
     parser.add_class_arguments(RunConfig, None)
