@@ -3,6 +3,9 @@
 Names are imported on first use: torch takes a second to load, and ``protoseam --help`` should not wait for it.
 """
 
+import importlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -27,6 +30,7 @@ __all__ = [
     "__version__",
     "core",
     "lift",
+    "load",
     "split",
     "theory",
 ]
@@ -55,8 +59,6 @@ if TYPE_CHECKING:  # a type checker sees these names and no others: __getattr__ 
     from protoseam.seam.split import split
     from protoseam.seam.terms import Terms
 else:
-    import importlib
-
     _HOMES = {
         "core.schedules": ("ConstantRho", "SineAnneal"),
         "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
@@ -77,6 +79,29 @@ else:
             raise AttributeError(f"module 'protoseam' has no attribute {name!r}")
         globals()[name] = value
         return value
+
+
+def load(path: "str | os.PathLike[str]", *, device: str = "cpu") -> Any:
+    """Load the deployed network of a finished run of ``protoseam train``. Needs the extra ``lab``.
+
+    Args:
+        path: the run's directory.
+        device: where the network goes.
+
+    Returns:
+        A module with ``classes`` (their names), ``transform`` (an image of any size to an input), ``predict`` (answers
+        for images or paths) and a ``forward`` from inputs to logits: `protoseam.lab.engine.deployed.Deployed`.
+
+    Raises:
+        ProtoSeamError: if there is no finished run, or one of its files is damaged.
+
+    Example:
+        >>> net = ps.load("runs/photos")  # doctest: +SKIP
+        >>> net.predict(["cat.jpg"])[0].label  # doctest: +SKIP
+    """
+    # by name: the library itself never imports the lab
+    deployed = importlib.import_module("protoseam.lab.engine.deployed")
+    return deployed.load(Path(path).expanduser(), device=device)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Self, Unpack, overload
 import torch
 from torch import Tensor, nn
 
+from protoseam.core.distances import mahalanobis
 from protoseam.core.objective import Loss, consensus
 from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
@@ -228,6 +229,23 @@ class LiftedNetwork(KeepsState):
         z = z_BK if parameter is None else z_BK.to(parameter.dtype)
         logits: Tensor = self.n2(z if len(self.seam_shape) == 1 else z.unflatten(1, self.seam_shape))
         return logits
+
+    def score_ood(self, x: Any) -> Tensor:
+        """Score how unlike the training data inputs are: the squared Mahalanobis distance to the nearest prototype.
+
+        min_c (z − s_c)ᵀ Σ̃_c⁻¹ (z − s_c) at z = N1(x), with the covariances as last refreshed. Use it in eval mode.
+
+        Args:
+            x: inputs of N1.
+
+        Returns:
+            ``(B,)``, float64; larger is less like the training data.
+
+        Raises:
+            SeamError: the prototypes have no values yet.
+        """
+        self._checks.must_be_ready()
+        return mahalanobis(self.embed(x), self.prototypes, self.covariance.factors).amin(1)
 
     def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:
         pull = consensus(z_BK, y_B, self.prototypes, self.rho)
