@@ -12,6 +12,8 @@ import warnings
 VERBS = {
     "demo": "train Baseline, Unlifted and ProtoSeam on the digits, on a CPU",
     "train": "train a run, or go on with one",
+    "predict": "classify images with a run's network or an exported file",
+    "report": "write the page of a run, or of several side by side",
     "eval": "evaluate a run's deployed network",
     "audit": "check the theory's bounds on a run, term by term",
     "export": "write a run's network as pt2, ONNX, safetensors or a hub folder",

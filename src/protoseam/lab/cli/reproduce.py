@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the study's directory (results/paper; with --quick quick-output)",
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="where tables and figures go (OUT/report)")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html beside them")
     parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS)
     parser.add_argument(
         "--models",
@@ -85,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
     from protoseam.lab.experiments.study import read_study
@@ -112,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
     _show(parts, runs, scope, out, again)
     written = reporting.write_report(parts, runs, scope, args.report or out / "report")
     print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
+    if not args.no_page and any(name != "toy" for name in runs):
+        leave_page([out], (args.report or out / "report") / "report.html")
     if args.readme:
         from protoseam.lab.experiments import covariances
         from protoseam.lab.experiments.documents import blocks, fill

@@ -16,6 +16,7 @@ from protoseam.lab.cli.options import (
     spare_threads,
 )
 from protoseam.lab.cli.parser import Parser, read_command
+from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--report-only", action="store_true", help="run nothing, write and show what is there"
     )
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
     return parser
 
@@ -97,6 +99,9 @@ def main(argv: list[str]) -> int:
     if not values["report_only"]:
         complete = run_sweep(searches, budget_seconds=budget, quiet=values["quiet"], say=_say)
     found = _report(searches, out)
+    trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
+    if trained and not values["no_page"]:
+        leave_page(trained, out / "report.html")
     if not complete:
         print("not everything is done; start again to go on")
     return 0 if complete and (found or values["report_only"]) else 1

@@ -13,12 +13,13 @@ from typing import Any
 
 from protoseam.lab.cli.options import budget_seconds, known_variants, spare_threads, spelled
 from protoseam.lab.cli.parser import Parser, read_command
+from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.loggers import NAMES
 
 __all__ = ["main"]
 
-_GOES_ON = ("--resume", "--budget-minutes", "--quiet", "--logger")
+_GOES_ON = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
 
 
 def build_parser() -> Parser:
@@ -34,6 +35,7 @@ def build_parser() -> Parser:
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
     return parser
 
@@ -55,6 +57,8 @@ def main(argv: list[str]) -> int:
         spare_threads(RunDirectory(out).read_config())
         summary = resume(out, quiet=given.quiet, budget_seconds=budget, logger=given.logger)
         _say([summary], [out])
+        if not given.no_page:
+            leave_page([out])
         _say_chance([summary], [out])
         return 0
     spare_threads(config)
@@ -79,6 +83,10 @@ def main(argv: list[str]) -> int:
         _say([summary], [out])
         done.append(summary)
         places.append(out)
+        if not given.no_page:
+            leave_page([out])
+    if len(places) > 1 and not given.no_page:
+        leave_page(places)
     _say_chance(done, places)
     return status
 

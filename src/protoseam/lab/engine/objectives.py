@@ -151,10 +151,6 @@ class Lifting(AbstractObjective):
         self.net, self.seam_speed, self.bounded = net, seam_speed, bounded
         net.check_finite = False  # the step looks at losses and gradients itself
         net.check_steps = False  # and its optimizer has the prototypes
-        # DDP asks the module it wraps alone
-        self._ddp_params_and_buffers_to_ignore = [
-            f"net.{name}" for name in net._ddp_params_and_buffers_to_ignore
-        ]
 
     @property
     def seam(self) -> ps.Lifted:
