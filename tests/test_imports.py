@@ -107,7 +107,7 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("missing", "words", "told"),
     [
-        (["jsonargparse"], ["train"], ["protoseam train", "jsonargparse", "pip install 'protoseam[lab]'"]),
+        (["yaml"], ["train", "--epochs=3"], ["protoseam train", "yaml", "pip install 'protoseam[lab]'"]),
         (
             ["safetensors", "safetensors.torch"],
             ["eval", "nowhere"],

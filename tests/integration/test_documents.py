@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from protoseam.lab.cli.main import VERBS
 from protoseam.lab.cli.options import spelled
-from protoseam.lab.engine.config import from_dict, parse_yaml
+from protoseam.lab.cli.parser import read_command
+from protoseam.lab.engine.settings import from_dict, parse_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,11 +73,7 @@ def parse(verb: str, words: list[str]) -> None:
         return
     module = importlib.import_module(f"protoseam.lab.cli.{verb}")
     if hasattr(module, "build_parser"):
-        from protoseam.lab.cli import train
-
-        parser = module.build_parser(train.find_recipe(words))
-        words = spelled(words, parser)
-        parser.parse_args(train._listed(words) if verb == "train" else words)
+        read_command(module.build_parser(), words)
     else:
         parser = argparse.ArgumentParser(prog=f"protoseam {verb}")
         module.add_arguments(parser)

@@ -17,8 +17,9 @@ import yaml
 
 from protoseam.lab.cli.main import VERBS, main
 from protoseam.lab.engine import epoch, session
-from protoseam.lab.engine.config import RunConfig, from_dict, parse_yaml, to_yaml
+from protoseam.lab.engine.config import RunConfig
 from protoseam.lab.engine.run import DivergedError, Run
+from protoseam.lab.engine.settings import from_dict, parse_yaml, to_yaml
 from protoseam.seam.guards import SeamError
 
 SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
@@ -127,10 +128,10 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
     [
         (["train", "--optim.lrr=1"], "did you mean --optim.lr?"),
         (["train", "--lrr=1"], "did you mean --optim.lr?"),
-        (["train", "--epochs=many"], "epochs must be a whole number, got many"),
-        (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got autoo"),
+        (["train", "--epochs=many"], "epochs must be a whole number, got 'many'"),
+        (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got 'autoo'"),
         (["train", "--recipe=cifar100-resnet9-protoseam"], "did you mean cifar100-resnet8-protoseam?"),
-        (["train", "--variant=lifted"], "variant must be baseline or unlifted or protoseam, got lifted"),
+        (["train", "--variant=lifted"], "variant must be baseline or unlifted or protoseam, got 'lifted'"),
         (["train", "--resume=/nowhere/at/all"], "there is no directory"),
         (["train", "--model=resnet7", "--device=cpu"], "resnet8"),
         (["eval", "/nowhere/at/all"], "there is no directory"),
@@ -193,8 +194,8 @@ def test_help_does_not_wait_for_torch() -> None:
     [
         (["train", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
         (["train", "--config", "nope.yaml"], "--config nope.yaml: there is no such file"),
-        (["train", "--seeds", "[1,1]"], "--seeds [1, 1] has something twice"),
-        (["train", "--seeds", "a", "b"], "seeds must be whole numbers, as in --seeds 42 43, got a"),
+        (["train", "--seeds", "[1,1]"], "--seeds 1 1 names one twice"),
+        (["train", "--seeds", "a", "b"], "--seeds must be whole numbers, as in --seeds 42 43, got a"),
         (["train", "--data", ""], "data is empty: name a data set, or a path"),
         (["train", "--variants", "[baseline,foo]"], "there is no variant 'foo'"),
         (["train", "--optim.warmup_epochs", "-1"], "optim.warmup_epochs must be a number from 0 on, got -1"),

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from protoseam.lab.engine import epoch
-from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, resolved
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.files import StorageError
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.session import train
+from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.experiments import paper, study
 from protoseam.lab.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
 from protoseam.lab.experiments.recipes import (

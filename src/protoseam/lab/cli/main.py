@@ -24,7 +24,7 @@ VERBS = {
 }
 
 # What the extra `lab` brings, by import name.
-LAB_PACKAGES = {"sklearn", "scipy", "safetensors", "rich", "jsonargparse", "docstring_parser", "yaml", "PIL"}
+LAB_PACKAGES = {"sklearn", "scipy", "safetensors", "rich", "yaml", "PIL"}
 
 
 def main(argv: list[str] | None = None) -> int:
