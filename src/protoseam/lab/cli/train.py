@@ -41,12 +41,12 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.errors import SeamError
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.run import DivergedError
     from protoseam.lab.engine.rundir import RunDirectory
     from protoseam.lab.engine.session import resume, train
-    from protoseam.seam.guards import SeamError
 
     parser = build_parser()
     given, config = read_command(parser, argv)
