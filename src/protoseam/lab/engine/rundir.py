@@ -52,7 +52,15 @@ __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 
 _MOST_CONFIG = 2**16
 _MOST_METRICS = 256 * 2**20
-_WRITTEN = {"config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors"}
+_WRITTEN = {
+    "config.yaml",
+    "data.json",
+    "env.json",
+    "metrics.jsonl",
+    "summary.json",
+    "model.safetensors",
+    "cost.json",
+}
 
 
 class RunLockedError(ProtoSeamError, RuntimeError):

@@ -22,6 +22,7 @@ from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.bounded import bytes_of
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
+from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.log import Progress
@@ -101,7 +102,8 @@ def train_packed(
         ]
         active = [s for s in sessions if not s.finished]
         if active:
-            _drive(active, quiet or processes.rank > 0, budget_seconds, started)
+            with metered([s.directory.path for s in active if s.writes], device):
+                _drive(active, quiet or processes.rank > 0, budget_seconds, started)
         return [s.summary() for s in sessions]
 
 
