@@ -11,21 +11,28 @@ from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.experiments import aggregate, tables
 from protoseam.lab.experiments.aggregate import Cell, Difference, Runs
+from protoseam.lab.experiments.covariances import adopt
 from protoseam.lab.experiments.plans import Scope
 from protoseam.lab.experiments.plans import table_1 as plan_of_table_1
 from protoseam.lab.experiments.recipes import NETWORKS, STUDIED, TITLES
-from protoseam.lab.experiments.reporting import inventory
+from protoseam.lab.experiments.reporting import inventory, part_tables
 
 __all__ = ["blocks", "fill"]
 
+_PARTS = ("covariance", "sweep-rho", "sweep-k")
 
-def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
-    """The generated blocks by name, of the paper's whole study, whose files lie in ``where``.
+
+def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("results")) -> dict[str, str]:
+    """Return the generated blocks by name, of the paper's whole study.
+
+    ``where`` is the address of its files in the text, ``results`` the folder with what was measured outside it.
 
     A network that the study does not run in full has its lines where at least one run is there, and in the summary
     where it has every seed.
     """
-    scope = Scope(models=NETWORKS)
+    scope, whole = Scope(models=NETWORKS), Scope()
+    runs = adopt(runs, whole, results)
+    grid = part_tables("unlifted-grid", runs, whole)["unlifted-grid"]
     counted = aggregate.counted(plan_of_table_1(scope), runs)
     every = aggregate.cells(counted, scope)
     begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in STUDIED}
@@ -34,7 +41,10 @@ def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
         "results": _summary(cells, scope, where),
         "table1": tables.markdown(tables.table_1(cells, scope)),
         "differences": tables.markdown(tables.paired(aggregate.differences(cells), scope)),
-        "inventory": inventory(runs, Scope()),
+        "inventory": inventory(runs, whole),
+        "cost": f"{tables.cost_line(runs)}\n",
+        **{part: tables.markdown(part_tables(part, runs, whole, results)[part]) for part in _PARTS},
+        "unlifted-grid": f"{grid.caption}\n\n{tables.markdown(grid)}",
         "wavering": tables.markdown(tables.wavering_table(aggregate.wavering(counted, scope), scope)),
     }
 

@@ -17,21 +17,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protoseam.errors import ProtoSeamError
+from protoseam.errors import DataError, ProtoSeamError
 from protoseam.lab.data.links import refuse_links
 from protoseam.lab.data.names import for_terminal
 from protoseam.lab.engine.config import ConfigError, RunConfig, unlike
+from protoseam.lab.engine.cost import read_cost
 from protoseam.lab.engine.distributed import refuse_torchrun
 from protoseam.lab.engine.files import StorageError, read_json, write_json
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
-from protoseam.lab.engine.schemas import ROW, TOY, problem
+from protoseam.lab.engine.schemas import ROW, TOY, UNTESTED_ROW, problem
 from protoseam.lab.engine.session import Interrupted, train_packed
 from protoseam.lab.engine.trainer import DivergedError
 from protoseam.seam.guards import SeamError
 
 __all__ = [
-    "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
+    "UNTESTED", "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
 ]  # fmt: skip
+
+UNTESTED = "grid-"  # runs of that prefix are a search: the test data is taken away before they begin
 
 Planned = tuple[str, RunConfig]
 Claimed = tuple[str, RunConfig, RunDirectory]
@@ -63,8 +66,8 @@ def run_study(
     """Run what the plan still lacks, ``pack`` runs at a time; False if the budget ended it early.
 
     Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
-    that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end,
-    or a line on stderr if the end is not reached.
+    that diverges, whose data cannot be read, or whose directory holds one with other settings, stops no other: a
+    StudyError names it at the end, or a line on stderr if the end is not reached.
     """
     refuse_torchrun("a study")
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
@@ -106,6 +109,8 @@ def _claim(missing: list[Planned], folder: Path, most: int, failed: dict[str, st
     """Lock up to ``most`` runs that nobody is at; those cut off earlier first: a checkpoint is half the work."""
     claimed: list[Claimed] = []
     for name, config in sorted(missing, key=lambda item: not working_directory(folder, item[0]).exists()):
+        if claimed and _kind(name, config) != _kind(*claimed[0][:2]):
+            continue
         directory = _claim_one(folder, name)
         if directory is None:
             continue
@@ -117,6 +122,11 @@ def _claim(missing: list[Planned], folder: Path, most: int, failed: dict[str, st
         if len(claimed) == most:
             break
     return claimed
+
+
+def _kind(name: str, config: RunConfig) -> tuple[str, str, bool]:
+    """What runs that train side by side have in common."""
+    return config.data, config.model, name.startswith(UNTESTED)
 
 
 def _another(directory: RunDirectory, config: RunConfig) -> str:
@@ -173,9 +183,11 @@ def _train(
     runs = [(config, directory.path) for _, config, directory in claimed]
     left = None if math.isinf(deadline) else deadline - time.monotonic()
     try:
-        train_packed(runs, quiet=quiet, budget_seconds=left, held=[directory for *_, directory in claimed])
+        held = [directory for *_, directory in claimed]
+        tested = not claimed[0][0].startswith(UNTESTED)
+        train_packed(runs, quiet=quiet, budget_seconds=left, held=held, test=tested)
         yield claimed
-    except (DivergedError, SeamError) as error:
+    except (DivergedError, SeamError, DataError) as error:
         if len(claimed) == 1:
             failed[claimed[0][0]] = str(error)
             return
@@ -189,9 +201,11 @@ def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any
     assert summary is not None
     summary.pop("classes")
     summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
+    cost = read_cost(directory.path)
     row = {
         "name": name,
         **summary,
+        **({"cost": cost} if cost else {}),
         "environment": directory.read_environment(),
         "metrics": directory.read_metrics(),
     }
@@ -220,6 +234,7 @@ def read_study(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     row = read_json(path)
-    if wrong := problem(row, TOY if path.stem == "toy" else ROW):
+    schema = TOY if path.stem == "toy" else UNTESTED_ROW if path.stem.startswith(UNTESTED) else ROW
+    if wrong := problem(row, schema):
         raise StorageError(f"{path} is no finished run, {wrong}: restore it, or move it elsewhere")
     return row
