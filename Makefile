@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test torture lint types format locked audit-deps clean
+.PHONY: demo test docs torture lint types format locked audit-deps clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"ProtoSeam needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Try: make PYTHON=python3.11")'
@@ -17,6 +17,9 @@ demo: $(STAMP)  ## Baseline, Unlifted and ProtoSeam on the digits, on a CPU
 
 test: lint types  ## every check and every test
 	$(BIN)/python -m pytest -q
+
+docs: $(STAMP)  ## the documentation site, into build/site
+	$(BIN)/python docs/build.py
 
 torture: $(STAMP)  ## the long forms of the reliability tests, about an hour; writes results/torture
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lab,vision,report,tune,dev,fuzz]' 'psycopg[binary]'

@@ -14,7 +14,7 @@ VERBS = {
     "train": "train a run, or go on with one",
     "eval": "evaluate a run's deployed network",
     "audit": "check the theory's bounds on a run, term by term",
-    "export": "write a run's network into one file that needs only PyTorch",
+    "export": "write a run's network as pt2, ONNX, safetensors or a hub folder",
     "data": "list, download and verify data sets",
     "sweep": "search for settings by validation accuracy, with any number of workers",
     "reproduce": "the paper's runs, tables and figures",

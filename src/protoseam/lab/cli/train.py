@@ -16,6 +16,7 @@ import jsonargparse
 
 from protoseam.lab.cli.options import at_least_one, budget_seconds, known_variants, spare_threads, spelled
 from protoseam.lab.engine.config import ConfigError, RunConfig, described, from_dict, parse_yaml, to_dict
+from protoseam.lab.engine.loggers import NAMES
 
 __all__ = ["Parser", "find_recipe", "flatten", "main", "refuse_clock_numbers", "vet_config_files"]
 
@@ -29,6 +30,7 @@ _OWN = {
     "variants",
     "budget_minutes",
     "quiet",
+    "logger",
     "print_config",
 }
 
@@ -87,6 +89,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
     parser.add_argument("--variants", type=list[str], help="train one run a variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
     parser.add_argument("--quiet", type=bool, default=False, help="no progress")
+    parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
     parser.add_class_arguments(RunConfig, None)
     if defaults:
         parser.set_defaults(flatten(defaults))
@@ -170,7 +173,11 @@ def main(argv: list[str]) -> int:
     if values["resume"] is not None:
         _refuse_settings(argv)
         spare_threads(RunDirectory(Path(values["resume"])).read_config())
-        summaries = [resume(Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget)]
+        summaries = [
+            resume(
+                Path(values["resume"]), quiet=values["quiet"], budget_seconds=budget, logger=values["logger"]
+            )
+        ]
         _say(summaries, [Path(values["resume"])])
         _say_chance(summaries, [Path(values["resume"])])
         return 0
@@ -190,7 +197,13 @@ def main(argv: list[str]) -> int:
         left = None if budget is None else budget - (time.monotonic() - started)
         several = len(runs) > 1
         try:
-            summaries = train_packed(group, quiet=values["quiet"], budget_seconds=left, resuming=several)
+            summaries = train_packed(
+                group,
+                quiet=values["quiet"],
+                budget_seconds=left,
+                resuming=several,
+                loggers=[values["logger"]] * len(group),
+            )
         except (DivergedError, SeamError) as error:
             if not several:
                 raise
@@ -227,7 +240,7 @@ def _listed(argv: list[str]) -> list[str]:
 def _refuse_settings(argv: list[str]) -> None:
     """A run goes on as it was begun: whoever asks for something else should hear so."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    others = [name for name in names if name not in ("--resume", "--budget-minutes", "--quiet")]
+    others = [name for name in names if name not in ("--resume", "--budget-minutes", "--quiet", "--logger")]
     if others:
         raise ConfigError(
             f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "

@@ -7,6 +7,7 @@ Legend: N points, K width of the last layer's input, C classes, 2 the dimensions
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from protoseam.seam.classifier import find_classifier, get_layer
 if TYPE_CHECKING:
     from protoseam.lab.engine.trainer import Run
 
-__all__ = ["embeddings"]
+__all__ = ["embeddings", "through_last_layer"]
 
 
 @torch.no_grad()
@@ -51,21 +52,38 @@ def embeddings(run: Run, most: int) -> dict[str, Any]:
     return kept
 
 
-def _inputs_of_last_layer(run: Run) -> tuple[Tensor, Tensor]:
-    """For a network with a seam this is N1(x), without one its features."""
-    plain = run.deployed()
-    last = get_layer(plain, find_classifier(plain, run.data.num_classes))
+def through_last_layer(
+    plain: nn.Module, num_classes: int, batches: Iterable[tuple[Tensor, Tensor]]
+) -> tuple[Tensor | None, Tensor, nn.Linear | None]:
+    """What the last Linear of a plain network sees, what the network answers, and that layer; on the CPU.
+
+    For a network with a seam the first is N1(x), without one its features. Both Linear and features are None for a
+    network that does not end in a Linear with ``num_classes`` outputs.
+    """
+    try:
+        last = get_layer(plain, find_classifier(plain, num_classes))
+    except ValueError:
+        last = None
     seen: list[Tensor] = []
 
     def see(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].double().cpu())
+        seen.append(inputs[0].float().cpu())
 
-    last.register_forward_pre_hook(see)  # on a copy: nothing to take off again
-    labels = []
-    for x, y in run.data.batches("test"):
-        plain(x.float())
-        labels.append(y.cpu())
-    return torch.cat(seen), torch.cat(labels)
+    handle = None if last is None else last.register_forward_pre_hook(see)
+    try:
+        logits = [plain(x.float()).float().cpu() for x, _ in batches]
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert last is None or isinstance(last, nn.Linear)
+    whole = seen and all(z.ndim == 2 for z in seen)
+    return torch.cat(seen) if whole else None, torch.cat(logits), last
+
+
+def _inputs_of_last_layer(run: Run) -> tuple[Tensor, Tensor]:
+    z_NK, _, _ = through_last_layer(run.deployed(), run.data.num_classes, run.data.batches("test"))
+    assert z_NK is not None
+    return z_NK.double(), run.data.test[1].cpu()
 
 
 def _plane(z_NK: Tensor) -> tuple[Tensor, Tensor, float]:

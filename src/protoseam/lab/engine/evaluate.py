@@ -18,25 +18,35 @@ from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.engine.trainer import resolve_device
 from protoseam.lab.pipeline.resident import Resident
+from protoseam.seam.classifier import find_classifier, fold_linears
 
 __all__ = ["BINS", "evaluate", "load_deployed", "load_network"]
 
 BINS = 15  # of the calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
 
 
-def load_network(path: Path, data: RunData | Resident) -> torch.nn.Module:
-    """The deployed network of the run on the CPU in float32, for the classes and the inputs of its data."""
+def load_network(path: Path, data: RunData | Resident, *, fold: bool = False) -> torch.nn.Module:
+    """The deployed network of the run on the CPU in float32, for the classes and the inputs of its data.
+
+    ``fold=True`` multiplies the two Linears around the seam into one: the architecture as the config names it.
+    """
     config = RunDirectory(path).read_config()
     weights = path / "model.safetensors"
     if not weights.exists():
         raise ConfigError(f"{path} has no model.safetensors: the run is not finished ({go_on(path)})")
     classes = len(data.classes)
     model = models.build(config.model, classes, tuple(data.sample_shape), **config.model_options)
+    seam = find_classifier(model, classes) if fold and config.variant != "baseline" else None
     network = build_objective(config, model, classes).deploy()
     try:
         network.load_state_dict(load_file(weights))
     except (SafetensorError, RuntimeError) as error:
         raise ConfigError(f"{weights} does not fit the run's config: {str(error).splitlines()[0]}") from error
+    if seam is not None:
+        first, second = network.get_submodule(seam).children()
+        assert isinstance(first, torch.nn.Linear)
+        assert isinstance(second, torch.nn.Linear)
+        network.set_submodule(seam, fold_linears(first, second))
     return network.eval()
 
 

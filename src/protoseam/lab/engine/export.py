@@ -1,11 +1,18 @@
-"""A finished run's network as one file that needs this library no more: normalisation, N1 and N2 by torch.export."""
+"""A finished run's network in files that need this library no more.
+
+Each format holds the plain network with the two Linears around the seam folded into one. ``pt2`` (torch.export) and
+``onnx`` normalise their inputs themselves; ``safetensors`` and a hub folder say how to.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +22,26 @@ from protoseam.lab.engine.evaluate import load_network
 from protoseam.lab.engine.files import explain_os_error, write_atomically
 from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.pipeline.resident import Resident
 
-__all__ = ["export"]
+__all__ = ["About", "Format", "export", "onnx_bytes", "pt2_bytes", "safetensors_bytes"]
 
-SUFFIX = ".pt2"
+Format = Literal["pt2", "onnx", "safetensors", "hub"]
+_ONNX_TOLERANCE = 1e-3  # of the largest logit: other kernels add up in another order
+
+
+@dataclass(frozen=True)
+class About:
+    """What an exported network takes and gives; each format carries it as JSON."""
+
+    input: str
+    shape: list[int]  # of one sample
+    mean: list[float]  # per channel of an image, or per feature
+    std: list[float]
+    classes: list[str]
+    resized: str | None = None  # what to do to images first, if the run's data was resized
+
+    def json(self) -> str:
+        return json.dumps({k: v for k, v in dataclasses.asdict(self).items() if v is not None})
 
 
 class _FromInputs(nn.Module):
@@ -28,43 +50,127 @@ class _FromInputs(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, about: RunData | Resident) -> None:
+    def __init__(self, network: nn.Module, about: About) -> None:
         super().__init__()
         self.network = network
-        shape = (-1, *[1] * (len(about.sample_shape) - 1))  # a channel each, or a feature
-        self.register_buffer("mean", torch.as_tensor(about.mean).view(shape))
-        self.register_buffer("std", torch.as_tensor(about.std).view(shape))
+        shape = (-1, *[1] * (len(about.shape) - 1))  # one value per channel or per feature
+        self.register_buffer("mean", torch.tensor(about.mean).view(shape))
+        self.register_buffer("std", torch.tensor(about.std).view(shape))
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.network((inputs - self.mean) / self.std)
         return logits
 
 
-def export(run: Path, out: Path) -> dict[str, Any]:
-    """Write the deployed network of ``run`` into ``out``; returns what it takes and gives, as the file does."""
-    if out.suffix != SUFFIX:
-        raise ConfigError(
-            f"{out} must end in {SUFFIX}, a program of torch.export. For ONNX go on from there: "
-            "torch.onnx.export(torch.export.load(FILE), f='net.onnx')"
-        )
-    about = RunData.read(run) or load_again(
-        run, RunDirectory(run).read_config()
-    )  # the data itself may be gone
-    network = load_network(run, about)
-    example = torch.rand(2, *about.sample_shape)
-    program = torch.export.export(
-        _FromInputs(network, about).eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+def export(run: Path, out: Path | None = None, to: Format | None = None) -> tuple[Path, Format, About]:
+    """Write the deployed network of a finished run.
+
+    Args:
+        run: the run's directory.
+        out: the file, or for ``hub`` the folder; ``net.FORMAT`` or ``hub`` in the run's directory unless given.
+        to: ``pt2``, ``onnx``, ``safetensors`` or ``hub``; what the suffix of ``out`` says unless given, else ``pt2``.
+
+    Returns:
+        Where it lies, in which format, and what it takes and gives.
+
+    Raises:
+        ConfigError: if the run is not finished, the suffix does not fit the format, or a package is missing.
+    """
+    out, to = _place(run, out, to)
+    network, about = _read(run)
+    if to == "hub":
+        from protoseam.lab.engine.hub import hub_files
+
+        folder, files = out, hub_files(run, network, about)
+    else:
+        write = {"pt2": pt2_bytes, "onnx": onnx_bytes, "safetensors": safetensors_bytes}[to]
+        folder, files = out.parent, {out.name: write(network, about)}
+    with explain_os_error("the network", folder, going_on=""):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+    return out, to, about
+
+
+def _place(run: Path, out: Path | None, to: Format | None) -> tuple[Path, Format]:
+    """The file or folder and its format, each from the other where only one is given."""
+    if out is None:
+        to = to or "pt2"
+        return run / ("hub" if to == "hub" else f"net.{to}"), to
+    named: dict[str, Format] = {".pt2": "pt2", ".onnx": "onnx", ".safetensors": "safetensors"}
+    if to is None and out.suffix not in named:
+        raise ConfigError(f"{out} must end in .pt2, .onnx or .safetensors; for a folder say --to hub")
+    if to not in (None, "hub", named.get(out.suffix)):
+        raise ConfigError(f"--to {to} writes a file that ends in .{to}, got {out}: name it {out.stem}.{to}")
+    return out, to or named[out.suffix]
+
+
+def _read(run: Path) -> tuple[nn.Module, About]:
+    # the data itself may be gone
+    data = RunData.read(run) or load_again(run, RunDirectory(run).read_config())
+    size = data.image_size if isinstance(data, RunData) else None
+    about = About(
+        input="features" if len(data.sample_shape) == 1 else "images from 0 to 1",
+        shape=list(data.sample_shape),
+        mean=torch.as_tensor(data.mean).flatten().tolist(),
+        std=torch.as_tensor(data.std).flatten().tolist(),
+        classes=list(data.classes),
+        resized=None if size is None else f"shorter side to {size} pixels, centre cropped",
     )
-    told = {
-        "input": "features" if len(about.sample_shape) == 1 else "images from 0 to 1",
-        "shape": list(about.sample_shape),
-        "classes": list(about.classes),
-    }
-    if isinstance(about, RunData) and about.image_size is not None:
-        told["resized"] = f"shorter side to {about.image_size} pixels, centre cropped"
-    with explain_os_error("the network", out.parent, going_on=""):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        torch.export.save(program, buffer, extra_files={"about.json": json.dumps(told)})
-        write_atomically(out, buffer.getvalue())
-    return told
+    return load_network(run, data, fold=True), about
+
+
+def _program(network: nn.Module, about: About) -> torch.export.ExportedProgram:
+    example = torch.rand(2, *about.shape)
+    batch = torch.export.Dim("batch")
+    return torch.export.export(_FromInputs(network, about).eval(), (example,), dynamic_shapes=({0: batch},))
+
+
+def pt2_bytes(network: nn.Module, about: About) -> bytes:
+    """A program of torch.export: ``torch.export.load(FILE).module()(inputs)``."""
+    buffer = io.BytesIO()
+    torch.export.save(_program(network, about), buffer, extra_files={"about.json": about.json()})
+    return buffer.getvalue()
+
+
+def safetensors_bytes(network: nn.Module, about: About) -> bytes:
+    """The weights by the names of the plain architecture; what else is to know is in the metadata."""
+    from safetensors.torch import save
+
+    # a copy each: safetensors refuses tensors that share their memory
+    weights = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
+    return save(weights, metadata={"format": "pt", "about": about.json()})
+
+
+def onnx_bytes(network: nn.Module, about: About) -> bytes:
+    """An ONNX model with a dynamic batch, whose logits onnxruntime computes as PyTorch does.
+
+    Raises:
+        ConfigError: if a package is missing, or the two give different logits.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"ONNX needs {error.name}: pip install 'protoseam[onnx]'") from error
+    program = _program(network, about)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13's own, of its own treespec
+        exported = torch.onnx.export(
+            program, input_names=["inputs"], output_names=["logits"], dynamo=True, verbose=False
+        )
+    assert exported is not None
+    exported.model.metadata_props.update({"about": about.json(), "classes": json.dumps(about.classes)})
+    content: bytes = exported.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for batch in (1, 3):
+        inputs = torch.rand(batch, *about.shape, generator=torch.Generator().manual_seed(batch))
+        expected = program.module()(inputs).detach()
+        found = torch.from_numpy(session.run(["logits"], {"inputs": inputs.numpy()})[0])
+        gap = float((found - expected).abs().max())
+        if not gap <= _ONNX_TOLERANCE * max(1.0, float(expected.abs().max())):
+            raise ConfigError(
+                f"onnxruntime {onnxruntime.__version__} gives logits that differ by {gap:.2g} from PyTorch's on "
+                f"{batch} inputs: export to pt2, or try another version of onnxruntime"
+            )
+    return content

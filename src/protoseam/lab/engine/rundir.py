@@ -1,8 +1,9 @@
 """A run's directory: its lock, config, environment, metrics and results.
 
 ``config.yaml`` (resolved), ``env.json``, ``data.json`` (what it trains on), ``metrics.jsonl`` (a line an epoch),
-``checkpoints/``, ``summary.json`` (test accuracy, once, at the end) and ``model.safetensors`` (the plain deployed
-weights).
+``checkpoints/``, ``summary.json`` (test accuracy, once, at the end), ``model.safetensors`` (the plain deployed
+weights), ``seam.safetensors`` (prototypes and covariances), ``latents.safetensors`` (what the page shows) and
+``report.html`` (the page).
 """
 
 from __future__ import annotations
@@ -53,14 +54,9 @@ __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
 _MOST_CONFIG = 2**16
 _MOST_METRICS = 256 * 2**20
 _WRITTEN = {
-    "config.yaml",
-    "data.json",
-    "env.json",
-    "metrics.jsonl",
-    "summary.json",
-    "model.safetensors",
-    "cost.json",
-}
+    "config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors",
+    "latents.safetensors", "seam.safetensors", "report.html", "cost.json",
+}  # fmt: skip
 
 
 class RunLockedError(ProtoSeamError, RuntimeError):

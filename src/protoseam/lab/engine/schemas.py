@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from protoseam.lab.data.names import printable
 from protoseam.lab.engine.files import StorageError
 
 __all__ = [
-    "COST", "ENVIRONMENT", "METRICS", "ROW", "SUMMARY", "TOY", "UNTESTED_ROW", "check", "check_data", "check_state",
-    "problem",
+    "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW", "check",
+    "check_data", "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
 _LARGEST = 1e300  # beyond it Python's whole numbers are no floats any more
@@ -249,3 +250,79 @@ def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> s
     if state["counter"] > epoch * steps:
         return f"counter is {state['counter']} after {epoch} epochs of {steps} steps"
     return None
+
+
+class Form(NamedTuple):
+    """Of a tensor in a file: its kind, a letter per dimension, and the range of its values.
+
+    A letter has one length throughout a file. ``below`` names a letter whose length the values stay below. An empty
+    ``letters`` leaves the shape open.
+    """
+
+    dtype: torch.dtype
+    letters: str
+    low: float = -_LARGEST
+    high: float = _LARGEST
+    below: str = ""
+
+
+_CLASS = Form(torch.int32, "A", 0, below="C")
+_PROBABILITY = Form(torch.float32, "A", 0, 1)
+# latents.safetensors: E epochs, N points, A answers, C classes, D directions, M thumbnails. All of them may be absent.
+LATENTS: Mapping[str, Form] = {
+    "epochs": Form(torch.int32, "E", 1, 10**6),
+    "z": Form(torch.float16, "END"),
+    "prototypes": Form(torch.float32, "ECD"),
+    "roots": Form(torch.float16, "ECDD"),
+    "head": Form(torch.float32, "ECH"),
+    "share": Form(torch.float32, "D", -0.01, 1.01),
+    "spread": Form(torch.float32, "C", 0),
+    "distance": Form(torch.float32, "C", 0),
+    "rival": Form(torch.int32, "C", 0, below="C"),
+    "label": _CLASS,
+    "first": _CLASS,
+    "second": _CLASS,
+    "p_first": _PROBABILITY,
+    "p_second": _PROBABILITY,
+    "p_label": _PROBABILITY,
+    "unusual": Form(torch.float32, "A"),
+    "points": Form(torch.int32, "N", 0, below="A"),
+    "shown": Form(torch.int32, "M", 0, below="A"),
+    "sheet": Form(torch.uint8, "B"),
+    "layout": Form(torch.int32, "2", 1, 10**4),
+}
+# seam.safetensors
+SEAM: Mapping[str, Form] = {
+    "prototypes": Form(torch.float32, "CK"),
+    "factors": Form(torch.float32, ""),
+    "quantiles": Form(torch.float32, "Q"),
+}
+BOUND: Schema = {"bound": optional(table(ANY_NUMBER))}
+
+
+def check_tensors(path: Path, tensors: dict[str, Tensor], forms: Mapping[str, Form]) -> None:
+    """Compare a file's tensors with what is written into such a file.
+
+    Raises:
+        StorageError: names the file and the tensor.
+    """
+    lengths: dict[str, int] = {"2": 2}
+
+    def wrong(name: str, why: str) -> StorageError:
+        return StorageError(f"{path}: {name} {why}: {_RESTORE}")
+
+    for name, tensor in tensors.items():
+        if name not in forms:
+            raise wrong(f"{name!r:.80}", "does not belong into this file")
+        form = forms[name]
+        if tensor.dtype != form.dtype or (form.letters and tensor.ndim != len(form.letters)):
+            raise wrong(name, f"is {tensor.dtype} of shape {tuple(tensor.shape)}")
+        for letter, length in zip(form.letters, tensor.shape, strict=bool(form.letters)):
+            if lengths.setdefault(letter, length) != length:
+                raise wrong(name, f"has shape {tuple(tensor.shape)}, which does not fit the other tensors")
+    for name, tensor in tensors.items():
+        form = forms[name]
+        high = lengths.get(form.below, 2**31) - 1 if form.below else form.high
+        low, top = map(float, tensor.aminmax()) if tensor.numel() else (form.low, form.low)
+        if not (form.low <= low and top <= high):  # NaN is neither
+            raise wrong(name, f"has values from {low:g} to {top:g}, and {form.low:g} to {high:g} is expected")

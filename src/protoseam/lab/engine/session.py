@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,21 @@ from protoseam.errors import ProtoSeamError
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.answers import quantiles
 from protoseam.lab.engine.bounded import bytes_of
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
+from protoseam.lab.engine.latents import Latents, finish, look, seam_of
 from protoseam.lab.engine.log import Progress
+from protoseam.lab.engine.loggers import Logger, reporting
 from protoseam.lab.engine.pack import run_epoch_together
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.engine.schemas import check_state
+from protoseam.lab.engine.seamfile import write_seam
 from protoseam.lab.engine.trainer import DivergedError, Run, resolve_device
 
 __all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "resume", "train", "train_packed"]
@@ -57,16 +61,27 @@ class ResumeWarning(UserWarning):
 
 
 def train(
-    config: RunConfig, out: Path, *, quiet: bool = False, budget_seconds: float | None = None
+    config: RunConfig,
+    out: Path,
+    *,
+    quiet: bool = False,
+    budget_seconds: float | None = None,
+    logger: Logger | str | None = None,
 ) -> dict[str, Any]:
     """Train one run from the start into the new directory ``out``; returns its summary."""
-    return train_packed([(config, out)], quiet=quiet, budget_seconds=budget_seconds)[0]
+    return train_packed([(config, out)], quiet=quiet, budget_seconds=budget_seconds, loggers=[logger])[0]
 
 
-def resume(out: Path, *, quiet: bool = False, budget_seconds: float | None = None) -> dict[str, Any]:
+def resume(
+    out: Path,
+    *,
+    quiet: bool = False,
+    budget_seconds: float | None = None,
+    logger: Logger | str | None = None,
+) -> dict[str, Any]:
     """Go on with the run in ``out`` from its last good checkpoint; returns its summary."""
-    config = RunDirectory(out).read_config()
-    return train_packed([(config, out)], quiet=quiet, budget_seconds=budget_seconds, resuming=True)[0]
+    how: dict[str, Any] = {"quiet": quiet, "budget_seconds": budget_seconds, "loggers": [logger]}
+    return train_packed([(RunDirectory(out).read_config(), out)], resuming=True, **how)[0]
 
 
 def train_packed(
@@ -77,13 +92,15 @@ def train_packed(
     resuming: bool = False,
     held: Sequence[RunDirectory] | None = None,
     test: bool = True,
+    loggers: Sequence[Logger | str | None] | None = None,
 ) -> list[dict[str, Any]]:
     """Train several runs side by side on one device, each as it would be alone.
 
     With ``resuming``, a run whose directory exists goes on (or is only read, if it is finished). So it does when
     torchrun has started the processes again after it lost one. ``held`` are directories the caller has claimed, one a
     run: their locks stay the caller's. Without ``test`` the test data is taken away before anything is built, and the
-    test accuracy is None: what tuning has to ask for.
+    test accuracy is None: what tuning has to ask for. ``loggers``, one per run, are told of each epoch: see
+    :mod:`protoseam.lab.engine.loggers`.
     """
     started = time.monotonic()
     runs = [(resolved(config), out) for config, out in runs]
@@ -100,15 +117,22 @@ def train_packed(
             _Session(config, out, processes, resuming or held is not None, datasets, stack, directory, test)
             for (config, out), directory in zip(runs, directories, strict=True)
         ]
+        for session, logger in zip(sessions, loggers or [None] * len(runs), strict=True):
+            told = logger if session.writes and not session.finished else None
+            session.report = stack.enter_context(reporting(told, session.out, to_dict(session.config)))
         active = [s for s in sessions if not s.finished]
         if active:
             with metered([s.directory.path for s in active if s.writes], device):
                 _drive(active, quiet or processes.rank > 0, budget_seconds, started)
+        for session in sessions:
+            session.report({"test_accuracy": session.summary()["test_accuracy"]}, session.config.epochs)
         return [s.summary() for s in sessions]
 
 
 class _Session:
     """One run and its directory (which only the first process writes)."""
+
+    report: Callable[[dict[str, Any], int], None]  # to the run's logger
 
     def __init__(
         self,
@@ -160,8 +184,10 @@ class _Session:
             raise
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0
+        self.latents = Latents(config.epochs)
         if resuming and exists:
             self._resume()
+            self.latents = Latents.resumed(out, config.epochs, self.run.epoch)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
@@ -211,6 +237,7 @@ class _Session:
         self.run.slow_down(0.5 * scale / self.run.rate_scale)
         self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
         self.history = self.history[: self.run.epoch]
+        self.latents.forget_after(self.run.epoch)
         if self.writes:
             # a kill from here on must not bring the abandoned way back, nor the old rates
             checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
@@ -278,7 +305,10 @@ class _Session:
         self.history.append(row)
         if self.writes:
             self.directory.append_metrics(row)
+        self.report(row, row["epoch"])
         self._remember()
+        if self.writes:
+            look(self.run, self.latents)
         last = self.run.epoch == self.config.epochs
         if last or self.run.epoch % self.config.checkpoint_every == 0:
             self.save()
@@ -290,12 +320,13 @@ class _Session:
         epoch = int(self.last_state["epoch"])
         if self.writes and epoch != self.saved:
             self.directory.sync_metrics()
+            self.latents.write(self.out)
             checkpoint.save(self.directory.checkpoints, epoch, self.last_state)
             self.saved = epoch
         return epoch
 
     def _finish(self) -> None:
-        """Test data is touched here and nowhere else."""
+        """Test labels are touched here and nowhere else, and test images only for the picture of the latent space."""
         accuracy = self.run.accuracy("test")
         deployed = self.run.deployed()
         validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
@@ -316,6 +347,9 @@ class _Session:
             with self.run.averaged():
                 self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
+            score = finish(self.run, self.latents, self.history)
+            self.latents.write(self.out)
+            write_seam(self.out, seam_of(self.run), quantiles(score))
             self.directory.write_summary(self.result, deployed.state_dict())
 
     def summary(self) -> dict[str, Any]:

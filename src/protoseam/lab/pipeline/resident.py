@@ -198,12 +198,14 @@ class Resident:
         for rows in order[self.rank :: self.world].split(_EVALUATION_BATCH):
             yield self._normalised(self.images[rows]), self.labels[rows]
 
-    def batches(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The validation or test data, normalised, in evaluation batches."""
+    def batches(self, split: str, rows: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """The validation or test data, normalised, in evaluation batches; of ``rows`` alone if they are given."""
         images, labels = {"validation": self.validation, "test": self.test}[split]
-        for lo in range(0, len(labels), _EVALUATION_BATCH):
-            rows = slice(lo, lo + _EVALUATION_BATCH)
-            yield self._normalised(images[rows]), labels[rows]
+        count = len(labels) if rows is None else len(rows)
+        for lo in range(0, count, _EVALUATION_BATCH):
+            part = slice(lo, lo + _EVALUATION_BATCH)
+            chosen = part if rows is None else rows[part]
+            yield self._normalised(images[chosen]), labels[chosen]
 
     # ------------------------------------------------------------------ helpers
 

@@ -1,0 +1,310 @@
+"""What a run keeps for its page: the latent space at some epochs, the answers on the test data, and thumbnails.
+
+``latents.safetensors`` holds it. During training the file grows to at most 8 MiB, written with the checkpoints. At the
+end it is reduced to six directions, which are fitted once, on the last epoch, and answers and thumbnails are added.
+Looking changes nothing of the run: no random number is drawn and no weight is touched. Test images are embedded without
+their labels until training has ended.
+
+Legend: E kept epochs, N points of the picture, A test images with an answer, C classes, K width of the last layer's
+input, D directions kept.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.lab.data.links import refuse_link
+from protoseam.lab.engine.answers import answers_on, class_table
+from protoseam.lab.engine.auditing import quick_audit
+from protoseam.lab.engine.embeddings import through_last_layer
+from protoseam.lab.engine.files import StorageError, explain_os_error, read_bounded, write_atomically
+from protoseam.lab.engine.objectives import Lifting
+from protoseam.lab.engine.schemas import BOUND, LATENTS, check, check_tensors
+from protoseam.lab.engine.thumbnails import chosen_rows, contact_sheet
+from protoseam.theory.audit_head import full_factors
+
+if TYPE_CHECKING:
+    from protoseam.lab.engine.trainer import Run
+
+__all__ = [
+    "FILE", "Frame", "Latents", "LatentsWarning", "Seam", "complete", "evenly", "finish", "look", "read_file",
+    "seam_of",
+]  # fmt: skip
+
+FILE = "latents.safetensors"
+MOST_BYTES = 8 * 2**20  # of the frames, before they are reduced
+MOST_FRAMES, POINTS, MOST_ANSWERS, DIRECTIONS = 24, 800, 100_000, 6
+_WIDEST = 64  # features beyond it are kept along so many random orthogonal directions
+_MOST_FILE = 64 * 2**20
+_LARGEST = 60_000.0  # what float16 holds
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Prototypes ``(C, K)`` and covariance factors in any of the shapes of :mod:`protoseam.core.sampling`."""
+
+    prototypes: Tensor
+    factors: Tensor
+
+    def roots(self) -> Tensor:
+        """One factor per class, ``(C, K, K)`` in float64."""
+        return full_factors(self.factors.cpu(), *self.prototypes.shape)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The latent space after one epoch."""
+
+    z: Tensor  # (N, D) float16
+    prototypes: Tensor | None = None  # (C, D) float32
+    roots: Tensor | None = None  # (C, D, D) float16: roots of Σ̃
+    head: Tensor | None = None  # (C, 3): weight and bias of N2 where the seam is a plane
+
+    def bytes(self) -> int:
+        return sum(t.nbytes for t in (self.z, self.prototypes, self.roots, self.head) if t is not None)
+
+
+class Latents:
+    """The frames of a run so far; ``epochs`` is the length of the run."""
+
+    def __init__(self, epochs: int) -> None:
+        # closer together at the beginning, where most happens
+        share = torch.linspace(0, 1, min(MOST_FRAMES, epochs), dtype=torch.float64) ** 1.5
+        self.wanted = {1 + round(float(s) * (epochs - 1)) for s in share} | {epochs}
+        self.frames: dict[int, Frame] = {}
+        self.rest: dict[str, Tensor] = {}  # what the end adds
+        self.about: dict[str, Any] = {}
+        self.complete = False  # the file has all there is
+
+    def add(self, epoch: int, z_NK: Tensor, head: nn.Linear | None, seam: Seam | None) -> None:
+        """Keep the embeddings of the picture's points after ``epoch``, and thin out where the frames grow too large."""
+        K = z_NK.shape[1]
+        axes_KD = _narrowed(K)
+        frame = Frame(z=_half(z_NK.double() @ axes_KD))
+        if seam is not None:
+            frame = Frame(
+                z=frame.z,
+                prototypes=(seam.prototypes.double().cpu() @ axes_KD).float(),
+                roots=_half(_roots_along(seam.roots(), axes_KD)),
+                head=_plane_head(head, K),
+            )
+        self.frames[epoch] = frame
+        while sum(f.bytes() for f in self.frames.values()) > MOST_BYTES and len(self.frames) > 2:
+            for between in sorted(self.frames)[1:-1:2]:
+                del self.frames[between]
+
+    def forget_after(self, epoch: int) -> None:
+        """Drop the frames of epochs that are about to be run again."""
+        self.frames = {e: frame for e, frame in self.frames.items() if e <= epoch}
+
+    def reduce(self) -> None:
+        """Turn all frames into the directions in which the last one's points vary most; ``share`` says how much."""
+        last = self.frames[max(self.frames)]
+        values, vectors = torch.linalg.eigh(torch.cov(last.z.double().T).reshape(last.z.shape[1], -1))
+        keep = min(DIRECTIONS, len(values))
+        axes_DP, centre_D = vectors.flip(1)[:, :keep], last.z.double().mean(0)
+        if len(values) == 2:  # a plane is shown as it is
+            axes_DP, centre_D = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+            values = last.z.double().var(0).flip(0)
+        total = float(values.sum())
+        self.rest["share"] = (values.flip(0)[:keep] / (total if total > 0 else 1.0)).float()
+        for epoch, f in self.frames.items():
+            self.frames[epoch] = Frame(
+                z=_half((f.z.double() - centre_D) @ axes_DP),
+                prototypes=None
+                if f.prototypes is None
+                else ((f.prototypes.double() - centre_D) @ axes_DP).float(),
+                roots=None if f.roots is None else _half(_roots_along(f.roots.double(), axes_DP)),
+                head=f.head,
+            )
+
+    # ------------------------------------------------------------------ the file
+
+    def write(self, run: Path) -> None:
+        from safetensors.torch import save
+
+        if self.complete or not (self.frames or self.rest):
+            return
+        tensors = dict(self.rest)
+        if self.frames:
+            epochs = sorted(self.frames)
+            tensors["epochs"] = torch.tensor(epochs, dtype=torch.int32)
+            for name in ("z", "prototypes", "roots", "head"):
+                parts = [getattr(self.frames[e], name) for e in epochs]
+                if all(part is not None for part in parts):
+                    tensors[name] = torch.stack(parts).contiguous()
+        with explain_os_error("what the page needs", run):
+            write_atomically(run / FILE, save(tensors, {"about": json.dumps(self.about)}))
+
+    @classmethod
+    def resumed(cls, run: Path, epochs: int, epoch: int) -> Latents:
+        """The frames up to ``epoch`` that are on disk; a damaged file is named and costs the picture, not the run."""
+        latents = cls(epochs)
+        try:
+            found, _ = read_file(run) or ({}, {})
+        except StorageError as error:
+            warnings.warn(f"{error}. The run goes on; its page starts at epoch {epoch}", stacklevel=3)
+            return latents
+        latents.complete = "share" in found and epoch == epochs  # cut off between this file and the summary
+        latents.rest = found if latents.complete else {}
+        names = ("z", "prototypes", "roots", "head")
+        for i, kept in enumerate(found["epochs"].tolist() if "epochs" in found else []):
+            if kept <= epoch and "share" not in found:
+                latents.frames[kept] = Frame(**{n: found[n][i] for n in names if n in found})
+        return latents
+
+
+def read_file(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Tensors and numbers of ``latents.safetensors``; None where there is no such file.
+
+    Raises:
+        StorageError: if the file is damaged, or is not what this module writes.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
+    path = run / FILE
+    refuse_link(path)
+    if not path.exists():
+        return None
+    try:
+        tensors = load(read_bounded(path, _MOST_FILE))
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise StorageError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): remove it, or restore it"
+        ) from error
+    check_tensors(path, tensors, LATENTS)
+    return tensors, check(path, about, BOUND)
+
+
+# ---------------------------------------------------------------------- of a run of the engine
+
+
+def seam_of(run: Run) -> Seam | None:
+    """The prototypes and Σ̃ of a lifted run, else None."""
+    if not isinstance(run.objective, Lifting):
+        return None
+    net = run.objective.net
+    return Seam(net.prototypes.detach().cpu(), net.covariance.factors.detach().cpu())
+
+
+class LatentsWarning(UserWarning):
+    """The page of a run lacks something; the run itself is not touched."""
+
+
+@contextmanager
+def _leaving_the_run_alone() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, MemoryError, ImportError) as error:  # a look must not end a run
+        warnings.warn(
+            f"the page will lack a part: {str(error).splitlines()[0]}", LatentsWarning, stacklevel=4
+        )
+
+
+@torch.no_grad()
+def look(run: Run, latents: Latents) -> None:
+    """Keep the latent space after the epoch that just ended, if it is one of those to be kept."""
+    rows = evenly(len(run.data.test[1]), POINTS).to(run.device)
+    if run.epoch not in latents.wanted or not len(rows):
+        return
+    with _leaving_the_run_alone():
+        batches = run.data.batches("test", rows)
+        z_NK, _, last = through_last_layer(run.deployed(), run.data.num_classes, batches)
+        if z_NK is not None:
+            latents.add(run.epoch, z_NK, last, seam_of(run))
+
+
+@torch.no_grad()
+def finish(run: Run, latents: Latents, history: list[dict[str, Any]]) -> Tensor:
+    """After the last epoch: the six directions, answers on the test data, thumbnails and the terms of the bound.
+
+    Returns:
+        The scores of the test images, for `quantiles`; none where there is no test image.
+    """
+    images, labels = run.data.test
+    rows = evenly(len(labels), MOST_ANSWERS).to(run.device)
+    if latents.complete or not len(rows):
+        return latents.rest.get("unusual", torch.zeros(0))
+    with _leaving_the_run_alone():
+        batches = run.data.batches("test", rows)
+        z_AK, logits_AC, _ = through_last_layer(run.deployed(), run.data.num_classes, batches)
+        bound = history[-1].get("audit") if history else None
+        if bound is None and isinstance(run.objective, Lifting) and len(run.data.validation[1]):
+            with run.averaged():
+                bound = quick_audit(run)
+        pictures = None if run.data.flat else images[rows].cpu()
+        complete(latents, z_AK, logits_AC, labels[rows].cpu(), seam_of(run), pictures, bound)
+    return latents.rest.get("unusual", torch.zeros(0))
+
+
+def complete(
+    latents: Latents,
+    z_AK: Tensor | None,
+    logits_AC: Tensor,
+    y_A: Tensor,
+    seam: Seam | None,
+    images: Tensor | None,
+    bound: dict[str, float] | None,
+) -> None:
+    """Add what only the end knows, and reduce the frames. ``images`` are uint8 ``(A, channels, H, W)``."""
+    points_N = evenly(len(y_A), POINTS)
+    found = answers_on(z_AK, logits_AC, y_A, seam)
+    latents.rest = {**found, "points": points_N.int()}
+    if z_AK is not None:
+        latents.rest |= class_table(z_AK, y_A, logits_AC.shape[1], seam)
+    if images is not None:
+        shown_M = chosen_rows(points_N, found)
+        sheet, tile, columns = contact_sheet(images[shown_M])
+        latents.rest |= {
+            "shown": shown_M.int(),
+            "sheet": sheet,
+            "layout": torch.tensor([tile, columns], dtype=torch.int32),
+        }
+    latents.about = {} if bound is None else {"bound": bound}
+    if latents.frames:
+        latents.reduce()
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """At most ``most`` of ``count`` rows, evenly spaced, whatever the order of the classes."""
+    if not count:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.linspace(0, count - 1, min(most, count), dtype=torch.float64).round().long()
+
+
+def _narrowed(K: int) -> Tensor:
+    """(K, D): the identity; for wide features fixed random orthogonal directions, which keep distances on average."""
+    if K <= _WIDEST:
+        return torch.eye(K, dtype=torch.float64)
+    random = torch.randn(K, _WIDEST, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.linalg.qr(random).Q * (K / _WIDEST) ** 0.5
+
+
+def _roots_along(root_CKK: Tensor, axes_KD: Tensor) -> Tensor:
+    """Symmetric roots of AᵀΣA."""
+    part = axes_KD.T @ root_CKK
+    values_CD, vectors_CDD = torch.linalg.eigh(part @ part.mT)
+    return vectors_CDD * values_CD.clamp_min(0).sqrt()[:, None] @ vectors_CDD.mT
+
+
+def _plane_head(head: nn.Linear | None, K: int) -> Tensor | None:
+    if head is None or K != 2:
+        return None
+    bias = torch.zeros(len(head.weight)) if head.bias is None else head.bias.detach().float().cpu()
+    return torch.cat([head.weight.detach().float().cpu(), bias[:, None]], 1)
+
+
+def _half(t: Tensor) -> Tensor:
+    return t.cpu().nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST).half()
