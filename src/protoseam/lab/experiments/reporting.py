@@ -80,7 +80,7 @@ def _refused_toy(runs: Runs, scope: Scope) -> str:
 def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
     """Draw a part's figures into ``folder``, those that have data; returns the files."""
     from protoseam.lab.experiments import figures
-    from protoseam.lab.experiments.saving import save_figures
+    from protoseam.lab.experiments.drawing import save_figures
     from protoseam.lab.experiments.toy_figures import save_toy_figures
 
     if part == TOY:
