@@ -1,4 +1,4 @@
-"""Tables inside documents: README.md and docs/ show what the raw results say, between two comments.
+"""Tables inside documents: between two comments, README.md and docs/ show what the raw results say.
 
 Data in: finished runs, a Markdown file; data out: the file with its blocks rewritten. A test compares them.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.experiments import aggregate, tables
-from protoseam.lab.experiments.aggregate import Cell, Difference, Runs
+from protoseam.lab.experiments.aggregate import Cell, Runs
 from protoseam.lab.experiments.covariances import adopt
 from protoseam.lab.experiments.plans import Scope
 from protoseam.lab.experiments.plans import table_1 as plan_of_table_1
@@ -27,8 +27,8 @@ def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("resul
 
     ``where`` is the address of its files in the text, ``results`` the folder with what was measured outside it.
 
-    A network that the study does not run in full has its lines where at least one run is there, and in the summary
-    where it has every seed.
+    A network that the study does not run in full appears where at least one run is there, and in the summary where it
+    has every seed.
     """
     scope, whole = Scope(models=NETWORKS), Scope()
     runs = adopt(runs, whole, results)
@@ -50,12 +50,12 @@ def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("resul
 
 
 def _summary(cells: list[Cell], scope: Scope, where: str) -> str:
-    """A line for each data set and network: means, and ProtoSeam's distance to Baseline."""
+    """One line per data set and network: means, and ProtoSeam's distance to Baseline."""
     rows = []
     for gain in aggregate.differences(cells):
         own = [cell for cell in cells if (cell.data, cell.model) == (gain.data, gain.model)]
         stands = gain.model in STUDIED or all(len(cell.by_seed) == len(scope.seeds) for cell in own)
-        if stands and gain.variants == ("protoseam", "baseline"):
+        if stands and gain.variant == "protoseam − baseline":
             means = [_mean(cell, scope) for cell in own]
             rows.append([TITLES[gain.data], TITLES[gain.model], *means, _gain(gain)])
     header = ("data", "network", *(TITLES[v] for v in scope.variants), "ProtoSeam − Baseline")
@@ -80,7 +80,7 @@ def _mean(cell: Cell, scope: Scope) -> str:
     return f"{cell.mean:.2f} {published}{seeds}"
 
 
-def _gain(gain: Difference) -> str:
+def _gain(gain: Cell) -> str:
     published = f"({gain.published:+.2f})"
     if gain.mean is None:
         return f"{tables.MISSING} {published}"
