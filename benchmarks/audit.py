@@ -29,11 +29,11 @@ import torch
 from protoseam.core.covariance import class_moments, factorize
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
-from protoseam.lab.engine.auditing import quick_audit
 from protoseam.lab.engine.config import OptimConfig, RunConfig
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.epoch import audit as audit_epoch
+from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import environment
-from protoseam.lab.engine.trainer import Run
 from protoseam.theory import FULL, QUICK, audit_seam, linear_head
 
 EVERY = 10
@@ -69,9 +69,9 @@ def alternate(run: Run, now: Callable[[], float], epochs: int) -> dict[str, floa
     spent: dict[str, list[float]] = {"epoch": [], "audit": []}
     for _ in range(epochs):
         marks = [now()]
-        run_epoch_together([run])
+        train_epoch(run)
         marks.append(now())
-        quick_audit(run)
+        audit_epoch(run)
         marks.append(now())
         spent["epoch"].append(marks[1] - marks[0])
         spent["audit"].append(marks[2] - marks[1])
@@ -116,10 +116,10 @@ def part_images(device: torch.device) -> dict[str, Any]:
         augment="none",
     )
     run = Run(config, images(10_000))
-    run.begin_epoch()
+    begin_epoch(run)
     step = seconds(run.step.run, now, 8)
-    run.end_epoch()
-    return {"convnet": share(seconds(lambda: quick_audit(run), now, 3), step * (45_000 // config.batch_size))}
+    end_epoch(run, time.perf_counter())
+    return {"convnet": share(seconds(lambda: audit_epoch(run), now, 3), step * (45_000 // config.batch_size))}
 
 
 def part_embeddings(device: torch.device) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protoseam.lab.pipeline.augment import Augmentation, augment
+from protoseam.lab.pipeline.augment import Augmentation, augment, augment_with
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
@@ -57,10 +57,10 @@ def graph_replay(call: Callable[[], Tensor]) -> Callable[[], None]:
 
 
 def by_kernels(levels: Tensor, indices: Tensor, *, dtype: torch.dtype, **options: Any) -> Tensor:
-    from protoseam.lab.kernels.augment import augment_rows
+    from protoseam.lab.kernels import augment as kernels
 
     out = torch.empty_like(levels, dtype=dtype)
-    augment_rows(out, levels, indices, **options)
+    augment_with(kernels, out, levels, indices, **options)
     return out
 
 

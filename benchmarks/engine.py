@@ -28,9 +28,9 @@ from torch import nn
 
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.engine.config import LiftConfig, RunConfig
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.epoch import begin_epoch, train_epoch
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import environment
-from protoseam.lab.engine.trainer import Run
 
 BATCH = 128
 
@@ -121,7 +121,7 @@ def steps_of(run: Run, n: int) -> Callable[[], None]:
 
 def begin(run: Run) -> None:
     with torch.cuda.stream(run.step.stream):
-        run.begin_epoch()
+        begin_epoch(run)
     torch.cuda.synchronize()
 
 
@@ -165,7 +165,7 @@ def part_epochs(data: ArrayDataset, rate: float) -> dict[str, Any]:
             for kind, run in runs.items():
                 torch.cuda.synchronize()
                 start = time.perf_counter()
-                run_epoch_together([run])
+                train_epoch(run)
                 torch.cuda.synchronize()
                 times[kind].append(time.perf_counter() - start)
         medians = {kind: statistics.median(values[1:]) for kind, values in times.items()}
@@ -244,36 +244,6 @@ def part_start(data: ArrayDataset, rate: float) -> dict[str, Any]:
     return out
 
 
-def part_pack(data: ArrayDataset, rate: float) -> dict[str, Any]:
-    """Six runs side by side against six in a row: the same steps, counted together."""
-    out = {}
-    for name in ("resnet8", "vit_s"):
-        runs = [
-            Run(config(name, variant, seed=seed), data)
-            for variant in ("baseline", "protoseam")
-            for seed in (1, 2, 3)
-        ]
-        for run in runs:
-            begin(run)
-
-        def together(runs: list[Run] = runs) -> None:
-            for _ in range(50):
-                for run in runs:
-                    with torch.cuda.stream(run.step.stream):
-                        run.step.run()
-            for run in runs:
-                run.step.counter.zero_()
-
-        row = sum(seconds(steps_of(run, 50), 3) for run in runs)
-        side = seconds(together, 3)
-        out[name] = {"row_seconds": row, "packed_seconds": side, "ratio": row / side}
-        print(name, out[name], flush=True)
-        del runs
-        gc.collect()
-        torch.cuda.empty_cache()
-    return out
-
-
 def part_usual(data: ArrayDataset, rate: float) -> dict[str, Any]:
     """The usual loop: torchvision transforms on PIL images, 16 workers, eager autocast; and ours, per epoch."""
     from torch.utils.data import DataLoader, Dataset
@@ -335,7 +305,7 @@ def part_usual(data: ArrayDataset, rate: float) -> dict[str, Any]:
         ours = []
         for _ in range(4):
             start = time.perf_counter()
-            run_epoch_together([run])
+            train_epoch(run)
             torch.cuda.synchronize()
             ours.append(time.perf_counter() - start)
         out[name] = {
@@ -356,7 +326,6 @@ PARTS = {
     "start": part_start,
     "step": part_step,
     "epochs": part_epochs,
-    "pack": part_pack,
     "usual": part_usual,
 }
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from protoseam.lab import models
 from protoseam.lab.data.loading import load
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.epoch import train_epoch
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import environment
-from protoseam.lab.engine.trainer import Run
 from protoseam.lab.experiments.recipes import recipe
 from protoseam.lab.models.vit import VisionTransformer, vit_s
 
@@ -199,7 +199,7 @@ def run(name: str, stop: int | None, root: Path | None) -> dict[str, Any]:
     trained = Run(config, load(config.data, root))
     rows: list[dict[str, Any]] = []
     while trained.epoch < min(stop or config.epochs, config.epochs):
-        rows += run_epoch_together([trained])
+        rows += train_epoch(trained)
     found: dict[str, Any] = {
         "validation": {row["epoch"]: round(100 * row["validation_accuracy"], 2) for row in rows},
         "loss": {row["epoch"]: row["loss"] for row in rows},

@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 _PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
-_ASSETS = ("docs/**/*.css", "docs/**/*.png", "docs/reports/**/*.html")
+_ASSETS = ("docs/**/*.css", "docs/**/*.svg", "docs/**/*.png", "docs/reports/**/*.html")
 _LINK = re.compile(r"(\]\()([^)\s#]+)([^)\s]*\))")
 _ELSEWHERE = re.compile(r"[a-z]+:", re.IGNORECASE)
 
@@ -73,16 +73,25 @@ def _listing(folder: Path) -> str:
 
 
 def configuration(pages: Path, site: Path) -> dict[str, Any]:
-    """mkdocs.yml for these folders; entries of the navigation that have no page are left out."""
+    """mkdocs.yml for these folders, with a navigation of the pages that exist."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    config |= {"docs_dir": pages.name, "site_dir": site.name, "nav": existing(config["nav"])}
+    navigation = existing(config["nav"])
+    unlisted = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")} - set(
+        listed(navigation)
+    )
+    if unlisted:
+        navigation.append({"More": sorted(unlisted)})
+    config |= {"docs_dir": pages.name, "site_dir": site.name, "nav": navigation}
     for plugin in config["plugins"]:
         if isinstance(plugin, dict):
-            plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / "src")]
+            python = plugin["mkdocstrings"]["handlers"]["python"]
+            python["paths"] = [str(ROOT / "src")]
+            python["options"]["extensions"] = [f"{ROOT / 'docs' / 'roles.py'}:Roles"]
     return config
 
 
 def existing(entries: list[Any]) -> list[Any]:
+    """The entries of a navigation that have a page."""
     kept: list[Any] = []
     for entry in entries:
         if isinstance(entry, str):  # a pattern: every page that fits, under its own title
@@ -95,10 +104,11 @@ def existing(entries: list[Any]) -> list[Any]:
     return kept
 
 
-def in_navigation(entries: list[Any]) -> Iterator[str]:
+def listed(entries: list[Any]) -> Iterator[str]:
+    """The pages of a navigation."""
     for entry in entries:
         value = entry if isinstance(entry, str) else next(iter(entry.values()))
-        yield from in_navigation(value) if isinstance(value, list) else [value]
+        yield from listed(value) if isinstance(value, list) else [value]
 
 
 class _Page(HTMLParser):

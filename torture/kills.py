@@ -1,6 +1,6 @@
 """SIGKILL at random moments of whole runs: each must end as the same run never killed, bit for bit.
 
-Twenty runs cover every variant, estimator and structure, packed runs, batch normalisation, dropout and
+Twenty runs cover every variant, estimator and structure, several runs of one command, batch normalisation, dropout and
 augmentation. Kill moments are drawn over the epochs (with a fraction of one, so most fall within an epoch), over
 the start, and over the moments between the last epoch and the results.
 """
@@ -57,15 +57,15 @@ RUNS: dict[str, list[str]] = {
     "switch, full": [*MLP, *lifted("switch")],
     "switch, diagonal, audits": [*MLP, *lifted("switch", "diagonal"), "--audit_every=5"],
     "switch, shared, augmented": [*CONVNET, *lifted("switch", "shared"), "--augment=paper"],
-    "packed: three variants": [*MLP, "--pack=3", "--variants=[baseline,unlifted,protoseam]"],
-    "packed: three seeds, dropout": [*VIT, *lifted("running"), "--pack=3", "--seeds=[1,2,3]"],
+    "three variants": [*MLP, "--variants=[baseline,unlifted,protoseam]"],
+    "three seeds, dropout": [*VIT, *lifted("running"), "--seeds=[1,2,3]"],
 }
-QUICK = ("exact, full", "running, floor auto", "switch, full", "isotropic", "packed: three variants")
+QUICK = ("exact, full", "running, floor auto", "switch, full", "isotropic", "three variants")
 
 
 def start(words: list[str], out: Path, log: Path) -> int:
-    """Start the run, or go on with it: packed runs by the same command, one alone by --resume."""
-    if "--pack=3" not in words and (out / "config.yaml").exists():
+    """Start the run, or go on with it: several by the same command, one alone by --resume."""
+    if (out / "config.yaml").exists():
         return train([f"--resume={out}"], log)
     return train([*COMMON, *words, f"--out={out}"], log)
 
@@ -75,9 +75,9 @@ def run_directories(out: Path) -> list[Path]:
 
 
 def lines(out: Path) -> int:
-    """Epochs finished, in the run that is furthest."""
+    """Return how many epochs are finished, in all runs together."""
     files = [p / "metrics.jsonl" for p in run_directories(out)]
-    return max((f.read_bytes().count(b"\n") for f in files if f.exists()), default=0)
+    return sum(f.read_bytes().count(b"\n") for f in files if f.exists())
 
 
 def wait_for(pid: int, out: Path, moment: float, epoch_seconds: float) -> None:
@@ -104,13 +104,13 @@ def where(out: Path) -> str:
         return "while saving a checkpoint"
     if all((run / "summary.json").exists() for run in runs):
         return "after the results"
-    return "within an epoch" if lines(out) < EPOCHS else "between the last epoch and the results"
+    return "within an epoch" if lines(out) % EPOCHS else "between the last epoch and the results"
 
 
-def moments(rng: random.Random, kills: int) -> list[float]:
+def moments(rng: random.Random, kills: int, epochs: int) -> list[float]:
     """When to kill, in epochs: one at the start, one near the end, the others anywhere; two are the last two."""
-    middle = sorted(rng.uniform(0.5, EPOCHS - 1) for _ in range(kills - 2)) or [rng.uniform(1, EPOCHS - 1)]
-    return [rng.uniform(0, 0.99), *middle, EPOCHS - 1 + rng.uniform(0.5, 1.6)][-kills:]
+    middle = sorted(rng.uniform(0.5, epochs - 1) for _ in range(kills - 2)) or [rng.uniform(1, epochs - 1)]
+    return [rng.uniform(0, 0.99), *middle, epochs - 1 + rng.uniform(0.5, 1.6)][-kills:]
 
 
 def torture(
@@ -122,11 +122,12 @@ def torture(
     begun = time.monotonic()
     if code := finish(start(words, whole, log)):
         return [], [f"{name}: the undisturbed run ended with {code}: {log.read_text()[-500:]}"], 0
-    epoch_seconds = (time.monotonic() - begun) / EPOCHS
+    epochs = EPOCHS * len(run_directories(whole))
+    epoch_seconds = (time.monotonic() - begun) / epochs
     log.write_text("")
     fallen: list[str] = []
     starts = 0
-    for moment in moments(rng, kills):
+    for moment in moments(rng, kills, epochs):
         pid = start(words, killed, log)
         starts += 1
         wait_for(pid, killed, moment, epoch_seconds)

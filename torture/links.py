@@ -42,7 +42,7 @@ FLAGS = [
     "--lift.rho_max=2",
 ]
 FLAGS += ["--checkpoint_every=1", "--optim.warmup_epochs=1", "--quiet=true"]
-SWEEP = ["sweep", *FLAGS, "--variant=baseline", "--space", "optim.lr=choice:0.05,0.01", "--pack=2"]
+SWEEP = ["sweep", *FLAGS, "--variant=baseline", "--space", "optim.lr=choice:0.05,0.01"]
 Command = tuple[str, Callable[[Path], int]]
 _RAISED = 70  # a command ended in an error that is not the project's own
 

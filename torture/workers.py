@@ -49,23 +49,22 @@ def work(job: dict[str, Any]) -> int:
 
     torch.set_num_threads(1)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  a worker's lines are not the summary's
-    honest = session.run_epoch_together
+    honest = session.train_epoch
     epochs: list[str] = []
 
-    def journalled(runs: list[Any]) -> list[dict[str, Any]]:
+    def journalled(run: Any) -> dict[str, Any]:
         if not Path(job["go"]).exists():  # all begin together, each with its first trial in hand
             note(job, f"{os.getpid()} ready 0")
             while not Path(job["go"]).exists():
                 time.sleep(0.01)
-        for run in runs:
-            key = f"{run.config.optim.lr:g}-{run.config.optim.weight_decay:g}"
-            note(job, f"{os.getpid()} {key} {run.epoch}")
-            epochs.append(key)
+        key = f"{run.config.optim.lr:g}-{run.config.optim.weight_decay:g}"
+        note(job, f"{os.getpid()} {key} {run.epoch}")
+        epochs.append(key)
         while len(epochs) > job["leash"]:  # so much work is meant to be its last, however late the kill comes
             time.sleep(0.01)
-        return honest(runs)
+        return honest(run)
 
-    session.run_epoch_together = journalled
+    session.train_epoch = journalled
     return {"sweep": sweep, "study": study}[job["kind"]](job)
 
 
@@ -108,7 +107,7 @@ def study(job: dict[str, Any]) -> int:
         for i, rate in enumerate(job["grid"][0])
         for j, decay in enumerate(job["grid"][1])
     ]
-    return 0 if run_study(plan, Path(job["out"]), pack=job["pack"], quiet=True) else 1
+    return 0 if run_study(plan, Path(job["out"]), quiet=True) else 1
 
 
 class Shift:
@@ -224,12 +223,12 @@ def finished_trials(folders: list[Path], storage: str | None) -> dict[tuple[Any,
 
 def trial_of(
     kind: str, scratch: Path, *, storage: str | None = None, kills: int, epochs: int = 40, grid: Any = None,
-    pack: int = 1, patience: float = 0.7, replace: bool = True, seed: int = 0,
+    patience: float = 0.7, replace: bool = True, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Harass one job and say what came of it."""
     grid = grid or (RATES, DECAYS)
     job = {
-        "kind": kind, "epochs": epochs, "grid": grid, "pack": pack, "patience": patience, "storage": None,
+        "kind": kind, "epochs": epochs, "grid": grid, "patience": patience, "storage": None,
         "journal": str(scratch / "journal-alone"), "go": str(scratch / "go-alone"),
     }  # fmt: skip
     scratch.mkdir(parents=True)
@@ -289,7 +288,7 @@ def main() -> int:
         else:
             with postgres() as url:
                 keep("sweep on PostgreSQL", trial_of("sweep", Path(scratch, "pg"), storage=url, **options))
-        keep("study directory, packs of 2", trial_of("study", Path(scratch, "study"), pack=2, **options))
+        keep("study directory", trial_of("study", Path(scratch, "study"), **options))
     ran = [part for part in summary.values() if "kills" in part]
     good = all(
         p["kills"] == options["kills"]

@@ -10,7 +10,7 @@ import torch
 
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.pipeline import augment as plain
-from protoseam.lab.pipeline.augment import Augmentation, Erase, augment, draw_parameters
+from protoseam.lab.pipeline.augment import Augmentation, Erase, augment, augment_with, draw_parameters
 from protoseam.lab.pipeline.randaugment import OPS, RandAugment
 from protoseam.lab.pipeline.resident import Resident
 
@@ -29,7 +29,7 @@ def images(shape: tuple[int, int, int], count: int, channels_last: bool = True) 
 
 
 def both(levels: torch.Tensor, dtype: torch.dtype, policy: Augmentation) -> tuple[torch.Tensor, torch.Tensor]:
-    from protoseam.lab.kernels.augment import augment_rows
+    from protoseam.lab.kernels import augment as augment_kernels
 
     channels = levels.shape[1]
     rows = torch.randperm(len(levels), generator=torch.Generator().manual_seed(1)).cuda()
@@ -41,7 +41,7 @@ def both(levels: torch.Tensor, dtype: torch.dtype, policy: Augmentation) -> tupl
         "std": torch.tensor([0.25, 0.24, 0.26][:channels]).cuda(),
     }
     out = torch.empty_like(levels, dtype=dtype)
-    augment_rows(out, levels, rows, **options)
+    augment_with(augment_kernels, out, levels, rows, **options)
     return out, augment(levels[rows], rows, dtype=dtype, **options)
 
 
@@ -50,8 +50,6 @@ def both(levels: torch.Tensor, dtype: torch.dtype, policy: Augmentation) -> tupl
 def test_every_operation_with_either_sign(
     shape: tuple[int, int, int], channels_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from protoseam.lab.kernels import augment as augment_kernels
-
     count = 8 * len(OPS)
     op = torch.arange(count).cuda() % len(OPS)
     negative = torch.arange(count).cuda() // len(OPS) % 2 == 1
@@ -62,8 +60,7 @@ def test_every_operation_with_either_sign(
             op_SB=op.expand(2, -1).contiguous(), negative_SB=negative.expand(2, -1).contiguous()
         )
 
-    for module in (plain, augment_kernels):
-        monkeypatch.setattr(module, "draw_parameters", drawn)
+    monkeypatch.setattr(plain, "draw_parameters", drawn)
     for policy in (Augmentation(), Augmentation(crop_padding=0, erase=Erase(value=-1.5))):
         out, expected = both(images(shape, count, channels_last), torch.float32, policy)
         assert torch.equal(out, expected)

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: graphs, packing on streams, the absence of synchronisation.
+"""What only a CUDA device can show: graphs, the absence of synchronisation.
 
 Deselected where there is none; results/bench/cuda-tests-h200.txt is the output of a machine that has one.
 """
@@ -6,6 +6,8 @@ Deselected where there is none; results/bench/cuda-tests-h200.txt is the output 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,8 @@ import protoseam as ps
 from protoseam.lab import models
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.lab.engine.pack import run_epoch_together
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
+from protoseam.lab.engine.run import Run
 
 pytestmark = pytest.mark.cuda
 
@@ -61,12 +63,21 @@ def images() -> ArrayDataset:
     return ArrayDataset("images", *train, *test, tuple("0123456789"))
 
 
+@pytest.fixture
+def repeatable() -> Iterator[None]:
+    """Kernels that add up in one order."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def config(**changes: Any) -> RunConfig:
     return dataclasses.replace(SMALL, **changes)
 
 
 def epochs(run: Run, n: int = 2) -> list[dict[str, Any]]:
-    return [run_epoch_together([run])[0] for _ in range(n)]
+    return [train_epoch(run) for _ in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +109,15 @@ def test_the_graph_computes_what_the_eager_step_does(
 
 @pytest.mark.parametrize("variant", ["baseline", "protoseam"])
 @pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.usefixtures("repeatable")
 def test_the_graph_knows_the_settings_beyond_the_papers(
     images: ArrayDataset, name: str, variant: str
 ) -> None:
     """Losses, averages and AdamW's moments of two epochs, captured and eager."""
     runs = []
     for graph in (True, False):
-        run = Run(config(variant=variant, graph=graph, precision="float32", **BEYOND[name]), images)
+        cfg = config(variant=variant, graph=graph, precision="float32", deterministic=True, **BEYOND[name])
+        run = Run(cfg, images)
         rows = epochs(run)
         assert (run.step._graph is not None) == graph
         runs.append((run, rows))
@@ -115,8 +128,14 @@ def test_the_graph_knows_the_settings_beyond_the_papers(
     if "average" in BEYOND[name]:
         ours, theirs = captured.state()["average"], eager.state()["average"]
         assert float(ours["count"]) == float(theirs["count"]) == 2 * captured.data.steps
-        for key, value in ours["tensors"].items():
-            torch.testing.assert_close(value, theirs["tensors"][key], rtol=0.1, atol=0.02)
+        # Adam divides by a gradient's own size, so rounding decides where a weight goes whose gradient is nearly
+        # zero: the two averages are compared as a whole, by how far they moved from the start.
+        start = Run(captured.config, images).state()["average"]["tensors"]
+        flat = [
+            torch.cat([t[key].float().flatten() for key in start])
+            for t in (ours["tensors"], theirs["tensors"], start)
+        ]
+        assert float((flat[0] - flat[1]).norm() / (flat[1] - flat[2]).norm()) < 0.3
     if BEYOND[name]["optim"].name == "adamw":
         state = captured.state()["optimizer"]
         assert float(state["count"]) == 2 * captured.data.steps
@@ -159,7 +178,7 @@ def test_a_captured_step_is_ordinary_adamw_with_clipping(images: ArrayDataset) -
     torch.manual_seed(cfg.seed)
     model = models.build("mlp", 10, run.data.sample_shape).cuda()
     reference = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    run.begin_epoch()
+    begin_epoch(run)
     torch.cuda.synchronize()
     assert run.step._graph is not None
     for i in range(run.data.steps):
@@ -200,13 +219,13 @@ def test_a_bad_step_leaves_adamw_and_the_average_as_they_were(images: ArrayDatas
     """on_nonfinite=skip: an image of infinities costs its own step only, in the graph."""
     optim = OptimConfig(name="adamw", warmup_epochs=1)
     run = Run(config(variant="baseline", optim=optim, average=0.95, on_nonfinite="skip"), images)
-    run.begin_epoch()
+    begin_epoch(run)
     run.data.x[0] = torch.inf
     torch.cuda.synchronize()
     with torch.cuda.stream(run.step.stream):
         for _ in range(run.data.steps):
             run.step.run()
-        row = run.end_epoch()
+        row = end_epoch(run, time.perf_counter())
     assert row["skipped_steps"] == 1
     state = run.state()
     assert float(state["optimizer"]["count"]) == float(state["average"]["count"]) == run.data.steps - 1
@@ -220,26 +239,6 @@ def test_bf16_training_follows_float32(images: ArrayDataset, model: str) -> None
     full = epochs(Run(config(variant="baseline", model=model, precision="float32"), images))
     for a, b in zip(low, full, strict=True):
         assert a["loss"]["total"] == pytest.approx(b["loss"]["total"], rel=5e-2)
-
-
-def test_packed_runs_are_bit_identical_to_the_runs_alone(images: ArrayDataset) -> None:
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    try:
-        choices = [
-            config(variant=v, seed=s, deterministic=True) for v in ("baseline", "protoseam") for s in (1, 2)
-        ]
-        alone = [Run(c, images) for c in choices]
-        for run in alone:
-            epochs(run)
-        together = [Run(c, images) for c in choices]
-        for _ in range(2):
-            run_epoch_together(together)
-        for a, b in zip(alone, together, strict=True):
-            for name, value in a.state()["objective"].items():
-                assert torch.equal(value, b.state()["objective"][name]), name
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_a_resumed_run_is_the_run(images: ArrayDataset) -> None:

@@ -80,6 +80,17 @@ def cholesky(a: Matrix) -> list[list[float]]:
     return factor
 
 
+def mahalanobis(z: Vector, centre: Vector, factor: Matrix) -> float:
+    """(z − s)ᵀ (L Lᵀ)⁻¹ (z − s): solve L w = z − s from the first row down, then ‖w‖²."""
+    w: list[float] = []
+    for i, row in enumerate(factor):
+        rest = z[i] - centre[i]
+        for j in range(i):
+            rest -= row[j] * w[j]
+        w.append(rest / row[i])
+    return sum(v * v for v in w)
+
+
 def anneal(t: int, epochs: int, rho_min: float, rho_max: float) -> float:
     """eq:anneal, with the paper's t = 1…T."""
     return rho_min + (rho_max - rho_min) * math.sin(math.pi / 2 * (t - 1) / (epochs - 1))

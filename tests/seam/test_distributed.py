@@ -53,14 +53,14 @@ def seen(rank: int, world: int) -> dict[str, Any]:
                 net(x, y)
             net.refresh(share(rank, world))
             if epoch == 0:
-                early = {key: b.clone() for key, b in net.covariance.named_buffers()}
+                early = {key: b.clone() for key, b in net.covariance.state_dict().items()}
         found[name] = {
             "early": early,
             "prototypes": net.prototypes.detach(),
             "counts": net.class_count,
             "factors": net.covariance.factors,
             "needs_pass": net.covariance.needs_pass,
-            "moments": {key: b for key, b in net.covariance.named_buffers() if key != "factors"},
+            "moments": {key: b for key, b in net.covariance.state_dict().items() if key != "factors"},
         }
     return found
 

@@ -86,10 +86,13 @@ def test_several_inputs_for_a_model_that_takes_them_apart() -> None:
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return self.head(a + b)
 
-    with pytest.raises(
-        TypeError, match=r"Apart takes no dict \(.*'b'\)\. Inputs come as one argument, .*\*\*inputs"
-    ):
-        ps.lift(Apart(), dim=2, init="random").objective({"a": X, "b": X}, Y)
+    net = ps.lift(Apart(), dim=2, init="random")
+    named = net.objective({"a": X, "b": X}, Y, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(net({"a": X, "b": X}), net.n2(net.n1(X, X)))
+    assert named.total.isfinite()
+    with pytest.raises(TypeError, match=r"Apart .*dict with the keys 'a', 'c'"):
+        ps.lift(Apart(), dim=2, init="random").objective({"a": X, "c": X}, Y)
 
 
 def test_inputs_may_come_in_dicts_and_tuples() -> None:

@@ -15,6 +15,7 @@ from protoseam.core.covariance import (
     split_half_error,
 )
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
+from protoseam.core.distances import mahalanobis
 from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
 from protoseam.core.objective import (
     consensus,
@@ -47,6 +48,7 @@ __all__ = [
     "forward_sweep",
     "head_factor",
     "linear_discriminant",
+    "mahalanobis",
     "merge_batch_",
     "merge_moments",
     "negative_log_likelihood",

@@ -1,8 +1,8 @@
 """Covariance estimators: what the seam knows of Σ̂, and the factors it samples with.
 
 An estimator is a small object (``ExactCovariance(floor=0.1)``) that :func:`protoseam.lift` copies and binds to
-its classes and width. Bound, it owns the factors and, where there are any, running moments, all as buffers:
-they move with the network and travel in its ``state_dict``.
+its classes and width. Bound, it owns the factors, a buffer, and running moments where there are any: both move with the
+network and are part of its ``state_dict``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protoseam.core.covariance import (
     Moments,
@@ -30,6 +30,7 @@ from protoseam.core.covariance import (
     split_half_error,
 )
 from protoseam.seam.processes import world_size
+from protoseam.seam.state import KeepsState
 
 __all__ = [
     "AbstractCovariance",
@@ -56,7 +57,7 @@ class Refreshed(NamedTuple):
     floor_used: Tensor
 
 
-class AbstractCovariance(nn.Module):
+class AbstractCovariance(KeepsState):
     """The interface. ``needs_pass``: refresh wants the embeddings of the data. ``observe``: every step's."""
 
     factors: Tensor
@@ -88,10 +89,6 @@ class AbstractCovariance(nn.Module):
     @abstractmethod
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed | None:
         """Make new factors at an epoch's end; None if there was nothing to do."""
-
-    def rank_local_buffers(self) -> list[str]:
-        """Buffers that differ between processes within an epoch, so that DDP must not overwrite them."""
-        return []
 
 
 def _check_floor(floor: Floor) -> Floor:
@@ -180,10 +177,10 @@ class RunningCovariance(AbstractCovariance):
         # ε̄ of floor="auto" compares two halves of each class
         self.halves = 2 if self.floor == "auto" else 1
         if self.halves == 2:
-            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        for half in range(self.halves):
-            for name, value in empty_moments(num_classes, dim, self.structure)._asdict().items():
-                self.register_buffer(f"{name}_{half}", value)
+            self.keep(steps=torch.zeros((), dtype=torch.int64))
+        for half in range(self.halves):  # of this process's samples, until refresh pools them
+            moments = empty_moments(num_classes, dim, self.structure)._asdict()
+            self.keep(**{f"{name}_{half}": value for name, value in moments.items()})
 
     @property
     def from_batches(self) -> bool:
@@ -237,9 +234,6 @@ class RunningCovariance(AbstractCovariance):
         factors, used = factorize(normalise_scatter(whole.count_C, whole.scatter), sigma0)
         self.factors.copy_(factors)
         return Refreshed(None, sigma0, used)
-
-    def rank_local_buffers(self) -> list[str]:
-        return [f"{name}_{half}" for half in range(self.halves) for name in Moments._fields]
 
     def extra_repr(self) -> str:
         windows = f"window={self.window}, mean_window={self.mean_window}"
@@ -325,8 +319,7 @@ class SwitchCovariance(AbstractCovariance):
     def bind(self, num_classes: int, dim: int) -> None:
         self.num_classes = num_classes
         self.running.bind(num_classes, dim)
-        self.register_buffer("peak_lr", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("switched", torch.zeros((), dtype=torch.bool))
+        self.keep(peak_lr=torch.zeros((), dtype=torch.float64), switched=torch.zeros((), dtype=torch.bool))
 
     @property
     def factors(self) -> Tensor:  # type: ignore[override]
@@ -364,9 +357,6 @@ class SwitchCovariance(AbstractCovariance):
         return _refresh_exactly(
             running.factors, z_NK, y_N, self.num_classes, running.floor, self.structure, reduce
         )
-
-    def rank_local_buffers(self) -> list[str]:
-        return [f"running.{name}" for name in self.running.rank_local_buffers()]
 
     def extra_repr(self) -> str:
         return f"lr_below={self.lr_below}"

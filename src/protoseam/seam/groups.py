@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-__all__ = ["SEAM_SPEED", "parameter_groups"]
+__all__ = ["SEAM_SPEED", "layer_of", "names_without_decay", "parameter_groups"]
 
 # N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 10,
 # 20, 40 and 100 times N1's rate, and of 1 and 5 with prototypes that started apart, 20 and 40 did best on the panel of
@@ -64,3 +67,39 @@ def _body_and_seam(n1: dict[str, Any], last: nn.Linear | None, body_lr: float) -
 
 def _trained(half: nn.Module) -> list[nn.Parameter]:
     return [p for p in half.parameters() if p.requires_grad]
+
+
+def names_without_decay(**halves: nn.Module) -> set[str]:
+    """What timm's ``no_weight_decay()`` of each half names, by the names that the lifted network has for it."""
+    return {
+        f"{half}.{name}"
+        for half, module in halves.items()
+        for name in getattr(module, "no_weight_decay", set)()
+    }
+
+
+def layer_of(matcher: dict[str, Any] | Callable[[str], Any]) -> Callable[[str], tuple[float, ...]]:
+    """A timm group matcher of N1 as one of the lifted network: the ordinal of a parameter's layer, by its name.
+
+    A dict of regular expressions is read as ``timm.models.group_with_matcher`` reads it; what matches none of them (the
+    head), N2 and the prototypes come last.
+    """
+    expressions = []
+    if isinstance(matcher, dict):
+        for ordinal, spec in enumerate(matcher.values()):
+            several = spec if isinstance(spec, list | tuple) else [] if spec is None else [(spec, None)]
+            expressions += [(re.compile(regex), ordinal, suffix) for regex, suffix in several]
+
+    def ordinal_of(name: str) -> tuple[float, ...]:
+        if not name.startswith("n1."):
+            return (math.inf,)
+        own = name.removeprefix("n1.")
+        if callable(matcher):
+            found = matcher(own)
+            return tuple(found) if isinstance(found, tuple | list) else (found,)
+        for expression, ordinal, suffix in expressions:
+            if match := expression.match(own):
+                return tuple(map(float, (ordinal, *match.groups(), *(suffix or ()))))
+        return (math.inf,)
+
+    return ordinal_of

@@ -6,12 +6,16 @@ they wait for the epoch's end (``set_progress``, ``refresh``), which the label a
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.calling import call
 
 __all__ = [
     "SeamError",
@@ -26,6 +30,7 @@ __all__ = [
     "first_output",
     "hard_labels",
     "name_some",
+    "refuse_sharded",
     "report_floors",
     "warn_collapse",
     "warn_counts",
@@ -119,6 +124,20 @@ def check_output(model: nn.Module, output: object) -> None:
         raise SeamError(
             f"{type(model).__name__} returns{mode} a {type(output).__name__}, not a tensor of logits: wrap it in a "
             "module whose forward returns the logits, and lift that"
+        )
+
+
+def refuse_sharded(net: nn.Module) -> None:
+    """Training needs whole parameters: FSDP2 would let each process have prototypes of its own."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it nothing is sharded
+    if fsdp is None:
+        return
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    sharded = [name or "net" for name, module in net.named_modules() if isinstance(module, kinds)]
+    if sharded:
+        raise SeamError(
+            f"the parameters of {sharded[0]} are sharded over the processes, but lifted training needs them whole: "
+            "leave fully_shard (or FSDP) out and wrap the network in DistributedDataParallel"
         )
 
 
@@ -223,18 +242,20 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> None:
         )
 
 
-def first_output(n1: nn.Module, name: str, dim: int, x: Tensor) -> Tensor:
+def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[str] | None) -> Tensor:
     """N1(x), which must be the output of its layer ``name`` itself, with nothing computed after it."""
     seen: list[Tensor] = []
     handle = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
-        z = n1(x)
-    except TypeError as error:
+        z: Tensor = call(n1, x, names)
+    except (TypeError, AttributeError) as error:
         if isinstance(x, Tensor) or seen:
             raise
+        keys = f" with the keys {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         raise TypeError(
-            f"{type(n1).__name__} takes no {type(x).__name__} ({error}). Inputs come as one argument, whatever they "
-            "hold: wrap the model in a module whose forward(self, inputs) calls self.model(**inputs), and lift that"
+            f"{type(n1).__name__} cannot be called with a {type(x).__name__}{keys} ({error}). A dict is passed by name "
+            "if the forward has arguments of these names, else as one argument: rename the keys, or wrap the model "
+            "in a module whose forward(self, inputs) calls it"
         ) from error
     except RuntimeError as error:
         if not seen:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from protoseam.core.objective import Loss
 from protoseam.core.schedules import Schedule
+from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, refuse_meta, seam_linear
 from protoseam.seam.covariance import AbstractCovariance
 from protoseam.seam.guards import check_output
@@ -152,7 +153,7 @@ def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Tensor | N
     handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
         with evaluating(model), torch.no_grad():
-            logits = model(probe)
+            logits = call(model, probe, accepted_names(model))
             check_output(model, logits)
     finally:
         handle.remove()

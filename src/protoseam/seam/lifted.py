@@ -19,14 +19,16 @@ from torch import Tensor, nn
 
 from protoseam.core.covariance import check_one_label_each, class_moments
 from protoseam.core.discriminant import pooled_covariance
+from protoseam.core.distances import mahalanobis
 from protoseam.core.initializers import forward_sweep
 from protoseam.core.objective import Loss, consensus, repulsion, sampled_classification
 from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
 from protoseam.seam.bounding import GradientBounds, bounded, watched_features
+from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.classifier import deploy_at, deploy_halves, last_linear
 from protoseam.seam.covariance import DEFAULT_FLOOR, AbstractCovariance, Refreshed, RunningCovariance
-from protoseam.seam.groups import parameter_groups
+from protoseam.seam.groups import layer_of, names_without_decay, parameter_groups
 from protoseam.seam.guards import (
     SeamError,
     SeamWarning,
@@ -38,6 +40,7 @@ from protoseam.seam.guards import (
     check_terms,
     first_output,
     hard_labels,
+    refuse_sharded,
     report_floors,
     warn_collapse,
     warn_counts,
@@ -50,6 +53,7 @@ from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import all_reduce, broadcast, world_size
 from protoseam.seam.prototypes import Init, first_prototypes
 from protoseam.seam.split import evaluating
+from protoseam.seam.state import KeepsState
 
 __all__ = ["Lifted", "Terms"]
 
@@ -65,7 +69,7 @@ class Terms(NamedTuple):
     repulsion: Tensor
 
 
-class Lifted(nn.Module):
+class Lifted(KeepsState):
     """N2∘N1 with one Gaussian prototype per class at the seam. Made by :func:`protoseam.lift`."""
 
     rho: Tensor
@@ -130,22 +134,21 @@ class Lifted(nn.Module):
         self.covariance.to(device)
         rho = rho_at(self.schedule, 1, 2)  # where it ends: a loop without set_progress has no ramp
         self.covariance.begin(rho)
-        self.register_buffer("rho", torch.tensor(rho, device=device))
-        self.register_buffer("progress", torch.tensor([0, 1], device=device))
-        self.register_buffer("class_count", torch.zeros(num_classes, dtype=torch.int64, device=device))
-        self.register_buffer("ready", torch.tensor(self.init != "fsinit", device=device))
+        self.keep(
+            rho=torch.tensor(rho, device=device),
+            progress=torch.tensor([0, 1], device=device),
+            class_count=torch.zeros(num_classes, dtype=torch.int64, device=device),
+            ready=torch.tensor(self.init != "fsinit", device=device),
+        )
         self._ready, self._counted, self._looked = bool(self.ready), False, False
         self._samples = 0  # of the training data, once counted
         self.register_load_state_dict_post_hook(_after_load)
-        # Under DDP each process accumulates its own samples; refresh() merges them.
-        self._ddp_params_and_buffers_to_ignore = [
-            f"covariance.{name}" for name in self.covariance.rank_local_buffers()
-        ]
         self._guard, self._loop = StepGuard(), LoopGuard()
         self._bounds: GradientBounds | None = None
         self._groups: list[dict[str, Any]] | None = None
         self._trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
-        self._proved = seam_layer is None
+        self._proved, self._names = seam_layer is None, accepted_names(n1)
+        self._whole = False  # whether the parameters were seen not to be sharded
         self._last_terms: Tensor | None = None
 
     # ------------------------------------------------------------------ the network
@@ -159,11 +162,14 @@ class Lifted(nn.Module):
     ) -> Tensor | Terms:
         """Logits of the deployed network, or with labels the loss terms (so that DDP and others can wrap it)."""
         if y is None:
-            z = self.n1(x)
+            z = call(self.n1, x, self._names)
             check_output(self.n1, z)
             logits: Tensor = self.n2(z)
             return logits
         eager = not torch.compiler.is_compiling()
+        if eager and not self._whole:
+            refuse_sharded(self)
+            self._whole = True
         if eager and self._bounds is not None and torch.is_grad_enabled():
             with watched_features(last_linear(self.n1, self.seam_layer)) as seen:
                 z_BK = self.embed(x)
@@ -197,10 +203,10 @@ class Lifted(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """N1(x), as ``(B, K)``."""
         if not self._proved and not torch.compiler.is_compiling():
-            z = first_output(self.n1, self.seam_layer or "", self.dim, x)
+            z = first_output(self.n1, self.seam_layer or "", self.dim, x, self._names)
             self._proved = True
             return z
-        z = self.n1(x)
+        z = call(self.n1, x, self._names)
         check_output(self.n1, z)
         return z if len(self.seam_shape) == 1 else z.flatten(1)
 
@@ -210,6 +216,23 @@ class Lifted(nn.Module):
         z = z_BK if parameter is None else z_BK.to(parameter.dtype)
         logits: Tensor = self.n2(z if len(self.seam_shape) == 1 else z.unflatten(1, self.seam_shape))
         return logits
+
+    def score_ood(self, x: Tensor) -> Tensor:
+        """Score how unlike the training data inputs are: the squared Mahalanobis distance to the nearest prototype.
+
+        min_c (z − s_c)ᵀ Σ̃_c⁻¹ (z − s_c) at z = N1(x), with the covariances as last refreshed. Use it in eval mode.
+
+        Args:
+            x: inputs of N1.
+
+        Returns:
+            ``(B,)``, float64; larger is less like the training data.
+
+        Raises:
+            SeamError: if the prototypes have no values yet.
+        """
+        self._check_ready()
+        return mahalanobis(self.embed(x), self.prototypes, self.covariance.factors).amin(1)
 
     def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:
         pull = self.consensus(z_BK, y_B)
@@ -288,7 +311,7 @@ class Lifted(nn.Module):
         )
         rates = {group["name"]: group["lr"] for group in groups}
         seam = max(rates.get("n2", 0.0), rates["prototypes"])
-        self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam) if bounded else None
+        self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam, groups) if bounded else None
         self._groups = groups
         return groups
 
@@ -319,6 +342,7 @@ class Lifted(nn.Module):
 
         ``embeddings``: ``(N1(x), y)`` of the data, for callers who have swept it themselves.
         """
+        refuse_sharded(self)
         z_NK, y_N = self._swept(loader, embeddings, "initialize")
         count_C, mean_CK, _ = class_moments(
             z_NK, y_N, self.num_classes, structure="diagonal", reduce=all_reduce()
@@ -340,6 +364,7 @@ class Lifted(nn.Module):
 
     def set_progress(self, epoch: int, epochs: int, *, lr: float | None = None) -> None:
         """Start epoch ``epoch`` (from 0) of ``epochs``: sets ρ(t) and whatever follows it."""
+        refuse_sharded(self)
         self._between_epochs()
         if epoch > 0:  # a compiled step has not asked
             self._check_ready()
@@ -420,7 +445,7 @@ class Lifted(nn.Module):
             The temperature; above 1 the network was too confident.
         """
         logits_NC, y_N = collect_embeddings(
-            self, lambda x: self.head(self.embed(x)), loader, self._device, "calibrate"
+            self, lambda x: self.head(self.embed(x)), loader, self.prototypes.device, "calibrate"
         )
         check_labels(y_N, self.num_classes)
         temperature = temperature_of(logits_NC, y_N)
@@ -438,6 +463,19 @@ class Lifted(nn.Module):
         if self.seam_layer is not None:
             return deploy_at(n1, self.seam_layer, n2, fold=fold).eval()
         return deploy_halves(n1, n2, fold=fold).eval()
+
+    def no_weight_decay(self) -> set[str]:
+        """The parameters that the lifted model wants without weight decay, as timm asks for them."""
+        return names_without_decay(n1=self.n1, n2=self.n2)
+
+    @property
+    def group_matcher(self) -> Callable[..., Callable[[str], tuple[float, ...]]]:
+        """timm's grouping of parameters by depth, for its ``layer_decay``; N2 and the prototypes are in the last group.
+
+        There is none if the lifted model has none.
+        """
+        matcher: Any = self.n1.group_matcher
+        return lambda coarse=False: layer_of(matcher(coarse=coarse))
 
     @property
     def is_initialized(self) -> bool:
@@ -460,7 +498,7 @@ class Lifted(nn.Module):
                     f"net.{what} needs the data: net.{what}(loader) with the training loader"
                     + (", or lift with covariance=ps.RunningCovariance()" if what == "refresh" else "")
                 )
-            embeddings = collect_embeddings(self, self.embed, loader, self._device, what)
+            embeddings = collect_embeddings(self, self.embed, loader, self.prototypes.device, what)
         z_NK, y_N = embeddings
         check_labels(y_N, self.num_classes)
         check_one_label_each(z_NK, y_N)
@@ -490,7 +528,7 @@ class Lifted(nn.Module):
             raise SeamError(
                 "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) before training"
             )
-        check_batch(z_BK, y, self.dim, self.num_classes, values=self._device.type == "cpu")
+        check_batch(z_BK, y, self.dim, self.num_classes, values=self.prototypes.device.type == "cpu")
         if y.is_floating_point() and (labels := hard_labels(y)) is not None:
             y = labels
         if self.training and torch.is_grad_enabled():
@@ -536,10 +574,6 @@ class Lifted(nn.Module):
         self.ready.fill_(True)
         self._ready = self._counted = True
         self._samples = int(self.class_count.sum())
-
-    @property
-    def _device(self) -> torch.device:
-        return self.prototypes.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Lifted:
         """``net.half()`` or ``net.bfloat16()`` convert the network; the seam never goes below float32."""

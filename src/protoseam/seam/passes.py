@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
+from protoseam.seam.calling import inputs_and_labels
 from protoseam.seam.guards import SeamWarning, hard_labels
+from protoseam.seam.loaders import swept
 
 __all__ = ["as_deployed", "collect_embeddings"]
 
@@ -37,7 +39,7 @@ def collect_embeddings(
     device: torch.device,
     what: str,
 ) -> tuple[Tensor, Tensor]:
-    """``(z_NK, y_N)`` of everything the loader yields, ≥ float32, without gradients, in eval mode.
+    """``(z_NK, y_N)`` of the loader's data, each sample once, ≥ float32, without gradients, in eval mode.
 
     They stay on the device while they are small beside what a device holds anyway, else on the host.
     """
@@ -46,18 +48,10 @@ def collect_embeddings(
     size = 0
     before: Any = None
     shape: torch.Size | None = None
-    with as_deployed(module) as fresh, torch.no_grad():
-        for batch in loader:
-            if not isinstance(batch, list | tuple) or len(batch) < 2:
-                raise TypeError(
-                    f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
-                )
-            if len(batch) > 2 and _index_first(batch):
-                raise TypeError(
-                    f"{what} needs a loader whose batches begin with (inputs, labels), but they begin with an index or "
-                    "a label: leave it out, as in [(x, y) for _, x, y in loader]"
-                )
-            x, y = _moved(batch[0], device), torch.as_tensor(batch[1]).to(device, non_blocking=True)
+    with as_deployed(module) as fresh, swept(loader) as batches, torch.no_grad():
+        for batch in batches:
+            inputs, labels = inputs_and_labels(batch, what)
+            x, y = _moved(inputs, device), torch.as_tensor(labels).to(device, non_blocking=True)
             y = _labels(y, what)
             # a normalisation without statistics cannot take them from one sample: it goes with the batch before
             joined = fresh and isinstance(x, Tensor) and len(x) == 1 and isinstance(before, Tensor)
@@ -106,12 +100,6 @@ def _labels(y: Tensor, what: str) -> Tensor:
             f"or net.{what}(clean_loader)"
         )
     return labels
-
-
-def _index_first(batch: Any) -> bool:
-    """Whether a batch is (index, inputs, labels): one number a sample, and something larger where labels belong."""
-    one, two = (part if isinstance(part, Tensor) else None for part in batch[:2])
-    return one is not None and two is not None and one.ndim == 1 and two.ndim > 1
 
 
 def _mostly_one_class(ys: list[Tensor]) -> bool:

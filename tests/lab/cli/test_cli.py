@@ -16,9 +16,10 @@ import torch
 import yaml
 
 from protoseam.lab.cli.main import VERBS, main
-from protoseam.lab.engine import session
-from protoseam.lab.engine.config import RunConfig, from_dict, parse_yaml, to_yaml
-from protoseam.lab.engine.trainer import DivergedError, Run
+from protoseam.lab.engine import epoch, session
+from protoseam.lab.engine.config import RunConfig
+from protoseam.lab.engine.run import DivergedError, Run
+from protoseam.lab.engine.settings import from_dict, parse_yaml, to_yaml
 from protoseam.seam.guards import SeamError
 
 SMALL = ["--data=digits", "--model=mlp", "--epochs=2", "--augment=none", "--optim.lr=0.02", "--lift.dim=4"]
@@ -48,12 +49,10 @@ def test_train_resume_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ],
     ids=["lists", "words", "commas"],
 )
-def test_packed_seeds_and_variants(
-    tmp_path: Path, several: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", *several, *SMALL, "--out", str(tmp_path), "--pack=4"]) == 0
+def test_seeds_and_variants(tmp_path: Path, several: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *several, *SMALL, "--out", str(tmp_path)]) == 0
     names = ["baseline-1", "baseline-2", "protoseam-1", "protoseam-2"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert sorted(p.name for p in tmp_path.iterdir()) == [*names, "report.html"]
     assert all((tmp_path / name / "summary.json").exists() for name in names)
     assert main(["train", "--resume", str(tmp_path)]) == 1
     assert f"the runs in it are {', '.join(names)}" in capsys.readouterr().err
@@ -129,10 +128,10 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
     [
         (["train", "--optim.lrr=1"], "did you mean --optim.lr?"),
         (["train", "--lrr=1"], "did you mean --optim.lr?"),
-        (["train", "--epochs=many"], "epochs must be a whole number, got many"),
-        (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got autoo"),
+        (["train", "--epochs=many"], "epochs must be a whole number, got 'many'"),
+        (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got 'autoo'"),
         (["train", "--recipe=cifar100-resnet9-protoseam"], "did you mean cifar100-resnet8-protoseam?"),
-        (["train", "--variant=lifted"], "variant must be baseline or unlifted or protoseam, got lifted"),
+        (["train", "--variant=lifted"], "variant must be baseline or unlifted or protoseam, got 'lifted'"),
         (["train", "--resume=/nowhere/at/all"], "there is no directory"),
         (["train", "--model=resnet7", "--device=cpu"], "resnet8"),
         (["eval", "/nowhere/at/all"], "there is no directory"),
@@ -195,15 +194,14 @@ def test_help_does_not_wait_for_torch() -> None:
     [
         (["train", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
         (["train", "--config", "nope.yaml"], "--config nope.yaml: there is no such file"),
-        (["train", "--pack", "0"], "--pack must be at least 1, got 0"),
-        (["train", "--seeds", "[1,1]"], "--seeds [1, 1] has something twice"),
-        (["train", "--seeds", "a", "b"], "seeds must be whole numbers, as in --seeds 42 43, got a"),
+        (["train", "--seeds", "[1,1]"], "--seeds 1 1 names one twice"),
+        (["train", "--seeds", "a", "b"], "--seeds must be whole numbers, as in --seeds 42 43, got a"),
         (["train", "--data", ""], "data is empty: name a data set, or a path"),
         (["train", "--variants", "[baseline,foo]"], "there is no variant 'foo'"),
         (["train", "--optim.warmup_epochs", "-1"], "optim.warmup_epochs must be a number from 0 on, got -1"),
         (["train", "--resume", "run", "--epochs", "9"], "leave out --epochs"),
         (["sweep", "--report-only", "--out", "nothing"], "there is no sweep in nothing"),
-        (["reproduce", "table1", "--pack", "0"], "--pack must be at least 1, got 0"),
+        (["reproduce", "table1", "--epochs", "0"], "--epochs must be at least 1, got 0"),
         (["reproduce", "toy", "--out", "file"], "file: File exists"),
     ],
 )
@@ -280,21 +278,21 @@ def test_what_failed_before_it_began_may_be_tried_again(
     [
         ["train", *SMALL],
         ["sweep", *SMALL, "--space", "optim.lr=choice:0.01,0.02"],
-        ["reproduce", "table1", "--quick", "--pack=1"],
+        ["reproduce", "table1", "--quick"],
     ],
     ids=lambda argv: argv[0],
 )
 def test_an_interrupt_ends_with_130_and_everything_saved(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    epoch = session.run_epoch_together
+    honest = session.train_epoch
 
-    def second_is_too_much(runs: list[Any]) -> Any:
-        if runs[0].epoch == 1:
+    def second_is_too_much(run: Run) -> Any:
+        if run.epoch == 1:
             raise KeyboardInterrupt
-        return epoch(runs)
+        return honest(run)
 
-    monkeypatch.setattr(session, "run_epoch_together", second_is_too_much)
+    monkeypatch.setattr(session, "train_epoch", second_is_too_much)
     assert main([*argv, "--out", str(tmp_path / "out")]) == 130
     said = capsys.readouterr()
     assert "interrupted" in said.err
@@ -332,23 +330,22 @@ def test_audit_and_eval_mean_the_same_by_accuracy(tmp_path: Path, capsys: pytest
     )
 
 
-@pytest.mark.parametrize(("pack", "failure"), [(1, DivergedError), (3, DivergedError), (3, SeamError)])
+@pytest.mark.parametrize("failure", [DivergedError, SeamError])
 def test_of_several_runs_one_that_diverges_stops_no_other(
-    pack: int,
     failure: type[Exception],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    original = Run.end_epoch
+    original = epoch.end_epoch
 
-    def end(self: Run) -> dict[str, Any]:
-        if self.config.seed == 2 and self.epoch == 1:
-            raise DivergedError("inf", self) if failure is DivergedError else SeamError("inf")
-        return original(self)
+    def end(run: Run, started: float) -> dict[str, Any]:
+        if run.config.seed == 2 and run.epoch == 1:
+            raise failure("inf")
+        return original(run, started)
 
-    monkeypatch.setattr(Run, "end_epoch", end)
-    words = [*SMALL, "--seeds", "1", "2", "3", "--variants=protoseam", f"--pack={pack}"]
+    monkeypatch.setattr(epoch, "end_epoch", end)
+    words = [*SMALL, "--seeds", "1", "2", "3", "--variants=protoseam"]
     assert main(["train", *words, "--out", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert f"{tmp_path / 'protoseam-2'}: inf" in told.err

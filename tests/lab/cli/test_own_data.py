@@ -148,12 +148,12 @@ def test_a_sweep_knows_the_settings(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_grid_of_a_sweep_follows_the_optimizer() -> None:
-    from protoseam.lab.cli.sweep import _space, build_parser
+    from protoseam.lab.cli.sweep import _space
     from protoseam.lab.engine.config import OptimConfig, RunConfig
     from protoseam.lab.experiments.paper import GRID
 
     rates = {
-        name: _space(None, RunConfig(optim=OptimConfig(name=name)), build_parser())["optim.lr"].values
+        name: _space(None, RunConfig(optim=OptimConfig(name=name)))["optim.lr"].values
         for name in ("sgd", "adamw")
     }
     assert rates["sgd"] == GRID["optim.lr"]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protoseam.lab.engine.adamw import FlatAdamW
-from protoseam.lab.engine.optim import FlatOptimizer, FlatSGD, Gathered, InPlace
+from protoseam.lab.engine.optim import FlatOptimizer, FlatSGD, Gathered
 
 
 def network() -> nn.Sequential:
@@ -192,9 +192,3 @@ def test_low_precision_copies_follow_float32_masters() -> None:
         moved, master = start - model.weight, model.weight.detach().clone()
     assert (moved > 1e-5).all()
     assert torch.equal(model.weight, master.bfloat16())
-
-
-def test_unclipped_sgd_keeps_its_gradients_in_place() -> None:
-    pytest.importorskip("triton")
-    model = network()
-    assert isinstance(FlatSGD(groups(model)).in_place(), InPlace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import session
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.evaluate import evaluate
-from protoseam.lab.engine.pack import run_epoch_together
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.run import Run
 from protoseam.lab.experiments.audit import audit_run
 
 SMALL = RunConfig(
@@ -39,7 +40,7 @@ def test_the_average_is_what_two_loops_give(variant: str, model: str) -> None:
     """After t updates: a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)); BatchNorm's statistics alike."""
     options = {"hidden": [32]} if model == "mlp" else {}
     run = run_of(variant=variant, model=model, model_options=options)
-    run.begin_epoch()
+    begin_epoch(run)
     expected = {k: v.double().clone() for k, v in run.objective.state_dict().items() if v.is_floating_point()}
     for t in range(run.data.steps):
         run.step.run()
@@ -47,7 +48,7 @@ def test_the_average_is_what_two_loops_give(variant: str, model: str) -> None:
         for name, value in run.objective.state_dict().items():
             if name in expected:
                 expected[name] = decay * expected[name] + (1 - decay) * value.double()
-    run.end_epoch()
+    end_epoch(run, time.perf_counter())
     found = run.state()["average"]["tensors"]
     assert {name for name, _ in run.objective.named_parameters()} <= set(found)
     assert any(name.endswith("running_var") for name in found) == (model == "resnet8")
@@ -58,7 +59,7 @@ def test_the_average_is_what_two_loops_give(variant: str, model: str) -> None:
 
 def test_the_average_is_evaluated_and_deployed_and_training_goes_on_from_the_weights() -> None:
     run = run_of(variant="baseline", model="resnet8", model_options={})
-    run_epoch_together([run])
+    train_epoch(run)
     weights = {k: v.clone() for k, v in run.objective.state_dict().items()}
     average = run.state()["average"]["tensors"]
     deployed = run.deployed().state_dict()
@@ -82,14 +83,14 @@ def test_the_average_is_evaluated_and_deployed_and_training_goes_on_from_the_wei
 def test_training_itself_is_not_changed_by_an_average() -> None:
     with_, without = run_of(), run_of(average=None)
     for run in (with_, without):
-        run_epoch_together([run])
+        train_epoch(run)
     a, b = with_.state()["objective"], without.state()["objective"]
     assert all(torch.equal(value, b[name]) for name, value in a.items())
 
 
 def test_a_step_that_does_not_count_leaves_the_average() -> None:
     run = run_of()
-    run_epoch_together([run])
+    train_epoch(run)
     assert run.average is not None
     before = run.average.state_dict()
     run.average.optimizer.segments[0].master.add_(1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import OptimConfig, RunConfig, resolved, unlike
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.run import Run
 from protoseam.lab.experiments.recipes import NAMES, recipe
 from protoseam.lab.experiments.space import apply
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.session import Interrupted, resume, train
-from protoseam.lab.engine.trainer import Run
 
 VARIANTS = ("baseline", "unlifted", "protoseam")
 SMALL = RunConfig(

@@ -49,14 +49,14 @@ def test_looking_leaves_the_run_as_it_was(run: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_resumed_run_keeps_the_same(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = session.run_epoch_together
+    honest = session.train_epoch
 
-    def stopped(runs: list[Any]) -> Any:
-        if runs[0].epoch == 3:
+    def stopped(run: Any) -> Any:
+        if run.epoch == 3:
             raise KeyboardInterrupt
-        return together(runs)
+        return honest(run)
 
-    monkeypatch.setattr(session, "run_epoch_together", stopped)
+    monkeypatch.setattr(session, "train_epoch", stopped)
     with pytest.raises(session.Interrupted):
         session.train(SMALL, tmp_path / "cut", quiet=True)
     monkeypatch.undo()

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.epoch import begin_epoch, train_epoch
 from protoseam.lab.engine.mixing import draw_shares, mix_images, mix_labels
-from protoseam.lab.engine.pack import run_epoch_together
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.run import Run
 
 SMALL = RunConfig(
     data="digits",
@@ -95,7 +95,7 @@ def test_each_epoch_draws_its_own_and_a_resumed_one_the_same() -> None:
 
 def test_a_step_trains_on_mixed_images_and_smoothed_shares() -> None:
     run = run_of(mixup=0.5, label_smoothing=0.2)
-    run.begin_epoch()
+    begin_epoch(run)
     assert run.mixing is not None
     rows = slice(0, run.data.batch_size)
     x, y = run.data.x[rows], run.data.y[rows]
@@ -110,7 +110,7 @@ def test_a_step_trains_on_mixed_images_and_smoothed_shares() -> None:
 
 def test_without_mixing_labels_stay_whole_numbers() -> None:
     run = run_of()
-    run.begin_epoch()
+    begin_epoch(run)
     assert run.mixing is None
     assert run.step.batch(run.step.counter)[1].dtype == torch.int64
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     table = ArrayDataset("table", rows, np.arange(60) % 3, rows, np.arange(60) % 3, ("a", "b", "c"))
     with pytest.raises(ConfigError, match="this data has rows of features: use mixup"):
         Run(dataclasses.replace(SMALL, data="./table", cutmix=1.0), table)
-    run_epoch_together([Run(dataclasses.replace(SMALL, data="./table", mixup=0.4), table)])
+    train_epoch(Run(dataclasses.replace(SMALL, data="./table", mixup=0.4), table))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_values_out_of_range_are_named(changes: dict[str, Any], words: str) -> N
 
 def test_each_step_has_a_share_of_its_own() -> None:
     run = run_of(mixup=0.5)
-    run.begin_epoch()
+    begin_epoch(run)
     assert run.mixing is not None
     batch, steps = run.data.batch_size, run.data.steps
     for step in (0, 1, 3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint, session
+from protoseam.lab.engine import epoch as engine_epoch
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.epoch import train_epoch
+from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.step import TrainStep
-from protoseam.lab.engine.trainer import DivergedError, Run
 
 SMALL = RunConfig(
     data="digits",
@@ -33,15 +35,15 @@ SMALL = RunConfig(
 
 def poison(monkeypatch: pytest.MonkeyPatch, epoch: int, step: int, label: int = 3) -> None:
     """Make one class's images of one batch not finite, every time that epoch is loaded."""
-    original = Run.begin_epoch
+    original = engine_epoch.begin_epoch
 
-    def begin(self: Run) -> None:
-        original(self)
-        if self.epoch == epoch:
-            rows = slice(step * self.data.local_batch, (step + 1) * self.data.local_batch)
-            self.data.x[rows][self.data.y[rows] == label] = torch.nan
+    def begin(run: Run) -> None:
+        original(run)
+        if run.epoch == epoch:
+            rows = slice(step * run.data.local_batch, (step + 1) * run.data.local_batch)
+            run.data.x[rows][run.data.y[rows] == label] = torch.nan
 
-    monkeypatch.setattr(Run, "begin_epoch", begin)
+    monkeypatch.setattr(engine_epoch, "begin_epoch", begin)
 
 
 @pytest.mark.parametrize("variant", ["baseline", "protoseam"])
@@ -49,9 +51,9 @@ def test_the_update_is_not_applied_and_step_term_and_class_are_named(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(dataclasses.replace(SMALL, variant=variant), load("digits"))
-    run_epoch_together([run])
+    train_epoch(run)
     poison(monkeypatch, epoch=1, step=4)
-    run.begin_epoch()
+    engine_epoch.begin_epoch(run)
     for _ in range(4):
         run.step.run()
     before = {name: p.detach().clone() for name, p in run.objective.named_parameters()}
@@ -62,7 +64,7 @@ def test_the_update_is_not_applied_and_step_term_and_class_are_named(
     step = run.data.steps + 4
     term = "total" if variant == "baseline" else "consensus"
     with pytest.raises(DivergedError, match=rf"step {step} \(epoch 2\).*the {term} loss.*class 3\."):
-        run.end_epoch()
+        engine_epoch.end_epoch(run, time.perf_counter())
 
 
 def test_stop_keeps_the_last_good_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +72,7 @@ def test_stop_keeps_the_last_good_state(tmp_path: Path, monkeypatch: pytest.Monk
     cfg = dataclasses.replace(SMALL, checkpoint_every=100)
     with pytest.raises(
         DivergedError,
-        match=r"(?s)epoch 3.*state after epoch 2 is kept, and protoseam train --resume .*same step",
+        match=r"(?s)epoch 3.*state after epoch 2 is kept.*protoseam train --resume .*same step",
     ):
         session.train(cfg, tmp_path / "run", quiet=True)
     found = checkpoint.latest(tmp_path / "run" / "checkpoints")
@@ -79,31 +81,19 @@ def test_stop_keeps_the_last_good_state(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(t.isfinite().all() for t in found[1]["objective"].values() if t.is_floating_point())
 
 
-def test_packed_runs_are_told_apart_when_one_diverges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch, epoch=1, step=0)
-    runs = [(dataclasses.replace(SMALL, seed=seed), tmp_path / f"run-{seed}") for seed in (1, 2)]
-    told = (
-        rf"(?s)^{tmp_path}/run-1: step .*the others stopped, too; go on with:\n.*--resume {tmp_path}/run-2 "
-    )
-    with pytest.raises(DivergedError, match=told):
-        session.train_packed(runs, quiet=True)
-
-
 def test_skip_leaves_the_bad_step_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, epoch=1, step=2)
     for covariance in ("exact", "running"):
         lift = dataclasses.replace(SMALL.lift, covariance=covariance)
         run = Run(dataclasses.replace(SMALL, on_nonfinite="skip", lift=lift), load("digits"))
-        run_epoch_together([run])
-        run.begin_epoch()
+        train_epoch(run)
+        engine_epoch.begin_epoch(run)
         for _ in range(run.data.steps):
             run.step.run()
         state = {k: v for k, v in run.objective.state_dict().items() if v.is_floating_point()}
         assert all(v.isfinite().all() for v in state.values())
         run.data.load_epoch(1)  # the refresh sweeps the same images; here they are whole again
-        row = run.end_epoch()
+        row = engine_epoch.end_epoch(run, time.perf_counter())
         assert row["skipped_steps"] == 1
         assert all(map(torch.isfinite, map(torch.tensor, row["loss"].values())))
 
@@ -112,7 +102,7 @@ def test_skipped_steps_do_not_dilute_the_loss_that_is_told(monkeypatch: pytest.M
     still = dataclasses.replace(
         SMALL, variant="baseline", on_nonfinite="skip", optim=OptimConfig(lr=1e-9, warmup_epochs=0)
     )
-    whole = run_epoch_together([Run(still, load("digits"))])[0]["loss"]["total"]
+    whole = train_epoch(Run(still, load("digits")))["loss"]["total"]
     original, calls = TrainStep.losses, [0]
 
     def losses(self: TrainStep, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -120,7 +110,7 @@ def test_skipped_steps_do_not_dilute_the_loss_that_is_told(monkeypatch: pytest.M
         return original(self, x, y) + (torch.inf if calls[0] <= 5 else 0.0)
 
     monkeypatch.setattr(TrainStep, "losses", losses)
-    row = run_epoch_together([Run(still, load("digits"))])[0]
+    row = train_epoch(Run(still, load("digits")))
     assert row["skipped_steps"] == 5
     assert row["loss"]["total"] == pytest.approx(whole, rel=0.1)
 
@@ -155,32 +145,32 @@ def test_each_rewind_goes_further_back_and_a_resumed_run_goes_on_counting(
 ) -> None:
     """Three divergences in one epoch: again, from one before it, from two. A resume grants no five more."""
     begun: list[int] = []
-    real_begin, real_end = Run.begin_epoch, Run.end_epoch
+    real_begin, real_end = engine_epoch.begin_epoch, engine_epoch.end_epoch
 
-    def begin(self: Run) -> None:
-        begun.append(self.epoch)
-        real_begin(self)
+    def begin(run: Run) -> None:
+        begun.append(run.epoch)
+        real_begin(run)
 
-    def end(self: Run) -> dict[str, Any]:
-        if self.epoch == 5 and self.rate_scale > 0.2:
-            raise DivergedError("inf", self)
-        return real_end(self)
+    def end(run: Run, started: float) -> dict[str, Any]:
+        if run.epoch == 5 and run.rate_scale > 0.2:
+            raise DivergedError("inf")
+        return real_end(run, started)
 
-    monkeypatch.setattr(Run, "begin_epoch", begin)
-    monkeypatch.setattr(Run, "end_epoch", end)
+    monkeypatch.setattr(engine_epoch, "begin_epoch", begin)
+    monkeypatch.setattr(engine_epoch, "end_epoch", end)
     cfg = dataclasses.replace(SMALL, epochs=7, on_nonfinite="rewind")
     with pytest.warns(session.DivergenceWarning):
         session.train(cfg, tmp_path / "run", quiet=True)
     assert begun == [0, 1, 2, 3, 4, 5, 5, 4, 5, 3, 4, 5, 6]
 
-    def lost(self: Run) -> dict[str, Any]:
-        raise DivergedError("inf", self)
+    def lost(run: Run, started: float) -> dict[str, Any]:
+        raise DivergedError("inf")
 
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(
         tmp_path / "run" / "checkpoints" / "epoch-000007"
     )  # an epoch from the end, three rewinds spent
-    monkeypatch.setattr(Run, "end_epoch", lost)
+    monkeypatch.setattr(engine_epoch, "end_epoch", lost)
     with pytest.warns(session.DivergenceWarning) as record, pytest.raises(DivergedError):
         session.resume(tmp_path / "run", quiet=True)
     assert sum("Going back" in str(warning.message) for warning in record) == 2

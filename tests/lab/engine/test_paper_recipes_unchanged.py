@@ -24,8 +24,8 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.data.split import channel_statistics, stratified_split
 from protoseam.lab.engine.config import RunConfig
-from protoseam.lab.engine.pack import run_epoch_together
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.epoch import train_epoch
+from protoseam.lab.engine.run import Run
 from protoseam.lab.experiments.recipes import recipe
 from protoseam.lab.pipeline.augment import Augmentation, augment, normalise
 from protoseam.seam.passes import as_deployed
@@ -187,7 +187,7 @@ def test_a_recipe_is_bit_identical_to_the_frozen_loop(name: str, augmented: bool
     run = Run(config, dataset)
     assert run.data.batch_size == (128 if augmented else 64)
     for _ in range(EPOCHS):
-        run_epoch_together([run])
+        train_epoch(run)
     expected = reference(config, dataset, augmented)
     found = run.deployed().state_dict()
     assert found.keys() == expected.keys()

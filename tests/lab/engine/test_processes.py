@@ -77,9 +77,9 @@ import torch
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import OptimConfig, RunConfig
 from protoseam.lab.engine.distributed import join
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.step import TrainStep
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.run import Run
 
 processes = join(torch.device("cpu"))
 original, calls = TrainStep.losses, [0]
@@ -93,7 +93,7 @@ TrainStep.losses = losses
 config = RunConfig(model="mlp", variant="baseline", epochs=1, augment="none", on_nonfinite="skip", device="cpu",
                    optim=OptimConfig(lr=0.05))
 run = Run(config, load("digits"), processes)
-(row,) = run_epoch_together([run])
+row = train_epoch(run)
 weights = torch.cat([p.detach().flatten() for p in run.objective.parameters()])
 others = [torch.empty_like(weights) for _ in range(2)]
 torch.distributed.all_gather(others, weights)
@@ -112,7 +112,8 @@ from protoseam.lab.data.loading import load
 from protoseam.lab.engine import objectives
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.distributed import join
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.epoch import begin_epoch, end_epoch, sweep
+from protoseam.lab.engine.run import Run
 from protoseam.seam.processes import all_reduce
 
 processes = join(torch.device("cpu"))
@@ -123,7 +124,7 @@ config = RunConfig(model="mlp", variant="protoseam", epochs=1, augment="none", d
 run = Run(config, load("digits"), processes)
 run.objective.net.n1[2].eval()  # embeddings that do not change, to compare the moments with
 run.data.load_epoch(0)
-run.objective.begin(run._sweep)
+run.objective.begin(sweep(run))
 for step in range(run.data.steps):
     rows = slice(step * run.data.local_batch, (step + 1) * run.data.local_batch)
     run.step.objective(run.data.x[rows], run.data.y[rows], run.generator)
@@ -137,10 +138,10 @@ error = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim
 assert error.max() < 0.01, f"a process's samples are lost: {error.tolist()}"
 
 net.n1[2].running_mean += processes.rank  # as after a step, in which each has averaged its own
-run.begin_epoch()
+begin_epoch(run)
 for _ in range(run.data.steps):
     run.step.run()
-row = run.end_epoch()
+row = end_epoch(run, 0.0)
 means = [torch.empty(16) for _ in range(2)]
 torch.distributed.all_gather(means, net.n1[2].running_mean)
 assert torch.equal(*means), "validated two networks"

@@ -20,6 +20,7 @@ from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint, evaluate, session
 from protoseam.lab.engine.config import BESIDE, ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.files import write_atomically
+from protoseam.lab.engine.latents import Latents
 from protoseam.lab.engine.objectives import Lifting
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.pipeline import resident
@@ -72,13 +73,13 @@ def test_a_budget_leaves_room_for_the_epoch_after_the_next(
 ) -> None:
     """An epoch takes a second here: with 4.5 s the fourth would begin at 3 s, too late for twice its time."""
     clock = [0.0]
-    together = session.run_epoch_together
+    honest = session.train_epoch
 
-    def slow(runs: Any) -> Any:
+    def slow(run: Any) -> Any:
         clock[0] += 1.0
-        return together(runs)
+        return honest(run)
 
-    monkeypatch.setattr(session, "run_epoch_together", slow)
+    monkeypatch.setattr(session, "train_epoch", slow)
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     with pytest.raises(session.Interrupted, match="saved after epoch 3"):
         session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=4.5)
@@ -135,9 +136,9 @@ def test_validation_comes_every_so_often_and_at_the_end(tmp_path: Path) -> None:
 def test_each_rewind_goes_further_back(rewinds: int, epoch: int) -> None:
     run = SimpleNamespace(epoch=0, rate_scale=1.0, slow_down=lambda factor: None)
     run.load_state = lambda state: setattr(run, "epoch", state["epoch"])
-    one = object.__new__(session._Session)
+    one = object.__new__(session.Session)
     one.run, one.rewinds, one.writes, one.history = run, rewinds, False, list(range(5))  # type: ignore[assignment]
-    one.states = [{"epoch": i} for i in range(5)]
+    one.states, one.latents = [{"epoch": i} for i in range(5)], Latents(5)
     one.rewind()
     assert (one.saved, one.history) == (epoch, list(range(epoch)))
 

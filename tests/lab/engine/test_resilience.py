@@ -16,14 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from protoseam.lab.data.loading import load
-from protoseam.lab.engine import checkpoint, session
+from protoseam.lab.engine import checkpoint, epoch, session
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.distributed import LostProcessError, Processes, naming_lost_processes
 from protoseam.lab.engine.files import StorageError
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.trainer import DivergedError, Run
 
 TORTURE = Path(__file__).resolve().parents[3] / "torture"
 SMALL = RunConfig(
@@ -41,7 +39,7 @@ SMALL = RunConfig(
 
 @pytest.mark.parametrize("part", ["kills", "ranks"])
 def test_the_short_form_of_the_torture_holds(part: str, tmp_path: Path) -> None:
-    """Every estimator and packed runs killed twice; one of two ranks lost under torchrun."""
+    """Every estimator and several runs killed twice; one of two ranks lost under torchrun."""
     command = [sys.executable, str(TORTURE / f"{part}.py"), "--quick", "--out", str(tmp_path / "report.json")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
@@ -87,8 +85,8 @@ def test_what_a_killed_write_left_is_cleared_away_and_the_users_files_are_not(tm
 
 
 def test_saving_an_earlier_epoch_forgets_the_later_ones(tmp_path: Path) -> None:
-    for epoch in (8, 9, 10, 5):
-        checkpoint.save(tmp_path, epoch, {"epoch": epoch})
+    for number in (8, 9, 10, 5):
+        checkpoint.save(tmp_path, number, {"epoch": number})
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found[0] == 5
@@ -98,17 +96,17 @@ def test_a_kill_after_going_back_keeps_the_smaller_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The abandoned way's checkpoints must not come back with a resume."""
-    original, begun = Run.begin_epoch, []
+    original, begun = epoch.begin_epoch, []
 
-    def begin(self: Run) -> None:
-        original(self)
-        begun.append(self.epoch)
+    def begin(run: Run) -> None:
+        original(run)
+        begun.append(run.epoch)
         if len(begun) in (4, 5):  # the fourth epoch, twice: back to 3, then to 2
-            self.data.x.fill_(torch.nan)
+            run.data.x.fill_(torch.nan)
         if len(begun) == 6:
             raise SystemExit  # as if killed
 
-    monkeypatch.setattr(Run, "begin_epoch", begin)
+    monkeypatch.setattr(epoch, "begin_epoch", begin)
     config = dataclasses.replace(SMALL, on_nonfinite="rewind")
     with pytest.warns(session.DivergenceWarning), pytest.raises(SystemExit):
         session.train(config, tmp_path, quiet=True)
@@ -207,19 +205,3 @@ def test_processes_that_see_different_files_do_not_go_on(monkeypatch: pytest.Mon
     several.agree(3, "the last checkpoint's epoch")
     with pytest.raises(LostProcessError, match=r"process 0 of 2 has 5 .* file system they share"):
         several.agree(5, "the last checkpoint's epoch")
-
-
-def test_packed_networks_with_dropout_draw_as_they_would_alone() -> None:
-    options = {"patch": 4, "dim": 8, "depth": 1, "heads": 2, "mlp": 8, "dropout": 0.3}
-    config = dataclasses.replace(SMALL, model="vit_s", model_options=options, batch_size=512)
-    configs = [dataclasses.replace(config, seed=seed) for seed in (1, 2)]
-    dataset = load("digits")
-    alone = []
-    for config in configs:
-        run = Run(config, dataset)
-        alone.append([run_epoch_together([run])[0]["loss"] for _ in range(2)])
-    packed = [Run(config, dataset) for config in configs]
-    run_epoch_together([packed[0]])  # one ahead of the other, as after a kill between their checkpoints
-    first, second = run_epoch_together(packed)
-    assert first["loss"] == alone[0][1]
-    assert second["loss"] == alone[1][0]

@@ -25,7 +25,7 @@ from protoseam.lab.engine.config import (
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.session import Interrupted, ResumeWarning, resume, train, train_packed
+from protoseam.lab.engine.session import Interrupted, ResumeWarning, resume, train
 
 CONFIG = RunConfig(
     data="blobs.npz",
@@ -130,7 +130,7 @@ def test_a_root_that_is_told_anew_is_taken(here: Path, monkeypatch: pytest.Monke
         shutil.move(file, here / "new" / "mnist" / file.name)
     moved = dataclasses.replace(config, data_root=str(here / "new"))
     with cut_down:
-        train_packed([(moved, here / "two")], quiet=True, resuming=True)
+        train(moved, here / "two", quiet=True, resuming=True)
 
 
 def test_what_an_earlier_attempt_left_is_not_believed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,9 @@ def test_an_older_runs_settings_stay_in_force(here: Path) -> None:
     assert resolved(from_dict(catalogued)).optim.clip is None
 
 
-def test_runs_packed_together_have_each_their_own_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_and_a_new_one_have_each_their_own_data(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = dataclasses.replace(CONFIG, seed=1), dataclasses.replace(CONFIG, seed=2)
     with pytest.raises(Interrupted):
         train(one, here / "one", quiet=True, budget_seconds=1e-9)
@@ -180,7 +182,8 @@ def test_runs_packed_together_have_each_their_own_data(here: Path, monkeypatch: 
     other.mkdir()
     blobs(other / "blobs.npz", seed=1, n=80)
     monkeypatch.chdir(other)
-    train_packed([(one, here / "one"), (two, here / "two")], quiet=True, resuming=True)
+    for config, name in ((one, "one"), (two, "two")):
+        train(config, here / name, quiet=True, resuming=True)
     assert [evaluate(here / name)["samples"] for name in ("one", "two")] == [30, 40]
 
 

@@ -14,9 +14,10 @@ from protoseam.core.covariance import class_factors
 from protoseam.errors import DataError
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
+from protoseam.lab.engine import epoch
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.lab.engine.pack import run_epoch_together
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.epoch import train_epoch
+from protoseam.lab.engine.run import Run
 
 SMALL = RunConfig(
     data="digits",
@@ -38,7 +39,7 @@ def run_of(
     cfg: RunConfig, epochs: int = 1, data: ArrayDataset | None = None
 ) -> tuple[Any, list[dict[str, Any]]]:
     run: Any = Run(cfg, load("digits") if data is None else data)
-    return run, [run_epoch_together([run])[0] for _ in range(epochs)]
+    return run, [train_epoch(run) for _ in range(epochs)]
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,17 @@ def test_the_exact_covariance_is_that_of_every_training_image(clean: bool) -> No
 def test_a_sweep_leaves_no_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A normalisation without statistics takes them from its batch, and cannot from one image."""
     run, _ = run_of(SMALL)
-    monkeypatch.setattr(Run, "_sweep_rows", lambda self: (len(self.data.x) - 1) // 2)
+    half = (len(run.data.x) - 1) // 2
+    assert len(run.data.x) == 2 * half + 1
+    monkeypatch.setattr(epoch, "_sweep_size", lambda run: half)
     sizes: list[int] = []
 
     def embed(x: torch.Tensor) -> torch.Tensor:
         sizes.append(len(x))
         return x.flatten(1)
 
-    z, y = run._sweep(embed)
-    half = (len(run.data.x) - 1) // 2
-    assert len(run.data.x) == 2 * half + 1
+    monkeypatch.setattr(run.objective.seam, "embed", embed)
+    z, y = epoch.sweep(run)
     assert sizes == [half, half + 1]
     assert torch.equal(z, run.data.x.flatten(1))
     assert torch.equal(y, run.data.y)

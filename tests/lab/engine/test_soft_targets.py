@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.epoch import begin_epoch, train_epoch
 from protoseam.lab.engine.objectives import Lifting, prototype_gradient
-from protoseam.lab.engine.pack import run_epoch_together
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.run import Run
 
 B, C, K = 12, 5, 3
 SMALL = RunConfig(
@@ -54,12 +54,12 @@ def test_a_lifted_run_with_mixed_images_resumes_exactly(covariance: Any) -> None
     settings: dict[str, Any] = {"mixup": 0.2, "cutmix": 1.0, "label_smoothing": 0.1, "lift": lift}
     whole, first, second = (run_of(**settings) for _ in range(3))
     for _ in range(4):
-        run_epoch_together([whole])
+        train_epoch(whole)
     for _ in range(2):
-        run_epoch_together([first])
+        train_epoch(first)
     second.load_state(first.state())
     for _ in range(2):
-        run_epoch_together([second])
+        train_epoch(second)
     a, b = whole.state()["objective"], second.state()["objective"]
     assert all(torch.equal(value, b[name]) for name, value in a.items())
 
@@ -67,7 +67,7 @@ def test_a_lifted_run_with_mixed_images_resumes_exactly(covariance: Any) -> None
 def test_the_step_minimises_the_point_form() -> None:
     """ρ/2B Σ‖N1(x̃) − Σ_c q_c s_c‖², with label smoothing in N2's loss alone."""
     run = run_of(mixup=0.5, label_smoothing=0.2)
-    run.begin_epoch()
+    begin_epoch(run)
     assert isinstance(run.objective, Lifting)
     net = run.objective.net
     x, q = run.step.batch(run.step.counter)
@@ -80,7 +80,7 @@ def test_the_step_minimises_the_point_form() -> None:
 def test_smoothing_changes_the_classification_term_alone() -> None:
     plain, smooth = run_of(), run_of(label_smoothing=0.3)
     for run in (plain, smooth):
-        run.begin_epoch()
+        begin_epoch(run)
         run.step.run()
     a, b = plain.step.sums.tolist(), smooth.step.sums.tolist()
     assert a[1] == b[1]

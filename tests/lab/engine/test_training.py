@@ -1,4 +1,4 @@
-"""Runs on the digits: learning, resuming bit for bit, packing, the eager step against torch.optim."""
+"""Runs on the digits: learning, resuming bit for bit, the eager step against torch.optim."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ import torch.nn.functional as F
 from protoseam.lab import models
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
-from protoseam.lab.engine import session
-from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
+from protoseam.lab.engine import epoch, session
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, to_dict
 from protoseam.lab.engine.distributed import Processes
+from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.evaluate import evaluate, load_deployed
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
+from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.engine.step import learning_rates
-from protoseam.lab.engine.trainer import Run
 from protoseam.lab.pipeline.augment import Augmentation
 
 SMALL = RunConfig(
@@ -80,34 +82,19 @@ def test_a_resumed_run_is_the_run(name: str, tmp_path: Path) -> None:
     cfg = config(**VARIANTS[name])
     data = load("digits")
     whole = Run(cfg, data)
-    rows = [run_epoch_together([whole])[0] for _ in range(4)]
+    rows = [train_epoch(whole) for _ in range(4)]
     first = Run(cfg, data)
     for _ in range(2):
-        run_epoch_together([first])
+        train_epoch(first)
     path = tmp_path / "state.pt"
     torch.save(first.state(), path)
     second = Run(cfg, data)
     second.load_state(torch.load(path, weights_only=True))
-    again = [run_epoch_together([second])[0] for _ in range(2)]
+    again = [train_epoch(second) for _ in range(2)]
     assert same(without_seconds(whole.state()), without_seconds(second.state()))
     for row, other in zip(rows[2:], again, strict=True):
         assert row["loss"] == other["loss"]
         assert row["validation_accuracy"] == other["validation_accuracy"]
-
-
-def test_packed_runs_are_the_runs_alone() -> None:
-    data = load("digits")
-    choices = [config(variant=v, seed=s) for v in ("baseline", "protoseam") for s in (1, 2)]
-    alone = [Run(c, data) for c in choices]
-    for run in alone:
-        run_epoch_together([run])
-        run_epoch_together([run])
-    together = [Run(c, data) for c in choices]
-    run_epoch_together(together)
-    run_epoch_together(together)
-    for a, b in zip(alone, together, strict=True):
-        assert same(without_seconds(a.state()), without_seconds(b.state()))
-    assert not same(alone[0].state()["objective"], alone[1].state()["objective"])
 
 
 def test_the_step_is_ordinary_sgd() -> None:
@@ -117,7 +104,7 @@ def test_the_step_is_ordinary_sgd() -> None:
     model = models.build("mlp", 10, run.data.sample_shape, hidden=[32])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-3)
     total = 0.0
-    run.begin_epoch()
+    begin_epoch(run)
     batch = run.data.batch_size
     for i in range(run.data.steps):
         x, y = run.data.x[i * batch : (i + 1) * batch], run.data.y[i * batch : (i + 1) * batch]
@@ -128,7 +115,7 @@ def test_the_step_is_ordinary_sgd() -> None:
         optimizer.step()
         total += loss.item()
         run.step.run()
-    row = run.end_epoch()
+    row = end_epoch(run, time.perf_counter())
     assert row["loss"]["total"] == pytest.approx(total / run.data.steps, rel=1e-6)
     for expected, found in zip(model.parameters(), run.objective.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
@@ -176,15 +163,15 @@ def test_a_budget_stops_cleanly_and_resume_ends_as_if_nothing_happened(tmp_path:
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = session.run_epoch_together, []
+    original, calls = session.train_epoch, []
 
-    def interrupted(runs: list[Run]) -> Any:
+    def interrupted(run: Run) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(runs)
+        return original(run)
 
-    monkeypatch.setattr(session, "run_epoch_together", interrupted)
+    monkeypatch.setattr(session, "train_epoch", interrupted)
     with pytest.raises(session.Interrupted, match=r"--resume .*saved after epoch 2"):
         session.train(config(checkpoint_every=100), tmp_path / "run", quiet=True)
     monkeypatch.undo()
@@ -258,10 +245,11 @@ def test_metrics_that_cannot_be_read_are_named_on_resume(tmp_path: Path) -> None
 def test_samples_and_dropout_have_streams_of_their_own() -> None:
     """And each process its own."""
     run = Run(SMALL, load("digits"))
-    run._seed(3)
+    run.epoch = 3
+    epoch._seed(run)
     alone = run.generator.initial_seed(), torch.initial_seed()
     run.processes = Processes(rank=1, world=2)
-    run._seed(3)
+    epoch._seed(run)
     assert len({*alone, run.generator.initial_seed(), torch.initial_seed()}) == 4
 
 
@@ -289,7 +277,7 @@ def test_config_round_trip_and_unknown_keys() -> None:
 def test_evaluation_sees_the_deployed_network_only() -> None:
     """Prototypes and covariance cannot change the accuracy that is reported."""
     run = Run(config(), load("digits"))
-    run_epoch_together([run])
+    train_epoch(run)
     before = run.accuracy("test")
     with torch.no_grad():
         run.objective.net.prototypes.fill_(7.0)

@@ -15,10 +15,10 @@ from protoseam.lab.cli.main import main
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import auditing, session
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.evaluate import evaluate
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.trainer import Run
 from protoseam.lab.experiments.audit import audit_run
 from protoseam.theory import QUICK, AuditSettings
 
@@ -140,12 +140,12 @@ def test_metrics_hold_the_audits_that_were_due(trained: Path) -> None:
 def test_an_audit_changes_nothing_of_the_run() -> None:
     data = load("digits")
     looked_at, alone = Run(config(audit_every=1), data), Run(config(audit_every=0), data)
-    rows = [run_epoch_together([looked_at])[0] for _ in range(2)]
-    assert all("audit" not in run_epoch_together([alone])[0] for _ in range(2))
+    rows = [train_epoch(looked_at) for _ in range(2)]
+    assert all("audit" not in train_epoch(alone) for _ in range(2))
     a, b = looked_at.state()["objective"], alone.state()["objective"]
     assert all(torch.equal(a[name], b[name]) for name in b)
     again = Run(config(audit_every=1), data)
-    assert [run_epoch_together([again])[0]["audit"] for _ in range(2)] == [row["audit"] for row in rows]
+    assert [train_epoch(again)["audit"] for _ in range(2)] == [row["audit"] for row in rows]
 
 
 LIFTS: dict[str, dict[str, Any]] = {
@@ -216,7 +216,7 @@ def test_a_run_without_a_seam_has_no_audit_and_a_failed_one_is_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = load("digits")
-    assert "audit" not in run_epoch_together([Run(config(variant="baseline", audit_every=1), data)])[0]
+    assert "audit" not in train_epoch(Run(config(variant="baseline", audit_every=1), data))
 
     def fails(*_: object, **__: object) -> None:
         raise ValueError("all class means coincide")
@@ -224,4 +224,4 @@ def test_a_run_without_a_seam_has_no_audit_and_a_failed_one_is_a_warning(
     monkeypatch.setattr(auditing, "audit_seam", fails)
     run = Run(config(audit_every=1), data)
     with pytest.warns(auditing.AuditWarning, match="no audit of epoch 1: all class means coincide"):
-        assert "audit" not in run_epoch_together([run])[0]
+        assert "audit" not in train_epoch(run)

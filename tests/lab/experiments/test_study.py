@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, resolved
+from protoseam.lab.engine import epoch
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.session import train
-from protoseam.lab.engine.trainer import Run
+from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.experiments import paper, study
 from protoseam.lab.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
 from protoseam.lab.experiments.recipes import MINUTES, NAMES, NETWORKS, RECIPES, network, recipe
@@ -41,7 +43,7 @@ PLAN = [
 
 
 def test_a_study_is_one_file_a_run(tmp_path: Path) -> None:
-    assert study.run_study(PLAN, tmp_path, pack=3, quiet=True)
+    assert study.run_study(PLAN, tmp_path, quiet=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"{name}.json" for name, _ in sorted(PLAN)]
     row = study.read_study(tmp_path)["protoseam-2"]
     assert row["config"]["seed"] == 2
@@ -55,8 +57,8 @@ def test_a_study_is_one_file_a_run(tmp_path: Path) -> None:
 
 
 def test_a_budget_cuts_it_off_and_the_rest_comes_out_the_same(tmp_path: Path) -> None:
-    assert not study.run_study(PLAN, tmp_path / "cut", pack=2, budget_seconds=1e-3, quiet=True)
-    assert study.run_study(PLAN, tmp_path / "cut", pack=2, quiet=True)
+    assert not study.run_study(PLAN, tmp_path / "cut", budget_seconds=1e-3, quiet=True)
+    assert study.run_study(PLAN, tmp_path / "cut", quiet=True)
     assert study.run_study(PLAN, tmp_path / "whole", quiet=True)
     cut, whole = (study.read_study(tmp_path / name) for name in ("cut", "whole"))
     assert cut.keys() == whole.keys()
@@ -70,21 +72,21 @@ def test_a_run_that_diverges_stops_no_other_and_is_named_at_the_end(tmp_path: Pa
     wild = ("wild", dataclasses.replace(SMALL, optim=OptimConfig(lr=1e30, warmup_epochs=0)))
     for _ in range(2):  # nor when the study is started again, and its directory comes first
         with pytest.raises(study.StudyError, match=r"^wild: .*not finite"):
-            study.run_study([wild, *PLAN[:3]], tmp_path, pack=2, quiet=True)
+            study.run_study([wild, *PLAN[:3]], tmp_path, quiet=True)
         assert set(study.read_study(tmp_path)) == {name for name, _ in PLAN[:3]}
 
 
 def test_so_is_one_that_the_seam_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Run.end_epoch
+    original = epoch.end_epoch
 
-    def end(self: Run) -> dict[str, Any]:
-        if self.config.seed == 1 and self.config.variant == "baseline":
+    def end(run: Run, started: float) -> dict[str, Any]:
+        if run.config.seed == 1 and run.config.variant == "baseline":
             raise SeamError("it cannot go on")
-        return original(self)
+        return original(run, started)
 
-    monkeypatch.setattr(Run, "end_epoch", end)
+    monkeypatch.setattr(epoch, "end_epoch", end)
     with pytest.raises(study.StudyError, match=r"^baseline-1: it cannot go on"):
-        study.run_study(PLAN, tmp_path, pack=2, quiet=True)
+        study.run_study(PLAN, tmp_path, quiet=True)
     assert len(study.read_study(tmp_path)) == len(PLAN) - 1
 
 
@@ -94,7 +96,7 @@ def test_a_run_that_failed_is_named_even_if_the_budget_ends_first(
     broken = RunDirectory.create(tmp_path / "unfinished" / "baseline-1", PLAN[0][1])
     broken.close()
     (broken.path / "config.yaml").write_text("epochs: many")
-    monkeypatch.setattr(study, "time", SimpleNamespace(monotonic=iter((0.0, 0.0, 0.0, 9.0)).__next__))
+    monkeypatch.setattr(study, "time", SimpleNamespace(monotonic=iter((0.0, 0.0, 9.0)).__next__))
     assert not study.run_study(PLAN[:3], tmp_path, budget_seconds=5, quiet=True)
     assert "baseline-1: " in (said := capsys.readouterr().err)
     assert "epochs must be a whole number, got 'many'" in said
@@ -105,7 +107,7 @@ def test_an_unfinished_run_with_other_settings_stops_no_other_and_is_left_alone(
     other = dataclasses.replace(PLAN[0][1], epochs=9)
     RunDirectory.create(tmp_path / "unfinished" / "baseline-1", other).close()
     with pytest.raises(study.StudyError, match=r"other settings \(epochs: 9 there, 3 here\). Remove it"):
-        study.run_study(PLAN[:2], tmp_path, pack=2, quiet=True)
+        study.run_study(PLAN[:2], tmp_path, quiet=True)
     assert set(study.read_study(tmp_path)) == {"baseline-2"}
     assert (tmp_path / "unfinished" / "baseline-1" / "config.yaml").exists()
 
@@ -117,23 +119,22 @@ def test_a_run_begun_with_fewer_looks_at_it_is_gone_on_with(tmp_path: Path) -> N
     assert all("audit" in line for line in study.read_study(tmp_path)["protoseam-1"]["metrics"])
 
 
-def test_what_was_cut_off_comes_first_and_each_pack_has_what_is_left_of_the_budget(
+def test_what_was_cut_off_comes_first_and_each_run_has_what_is_left_of_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    seen: list[tuple[list[str], float]] = []
-    train_packed = study.train_packed
+    seen: list[tuple[str, float]] = []
 
-    def forty_seconds(runs: list[tuple[RunConfig, Path]], budget_seconds: float, **more: Any) -> Any:
-        seen.append(([path.name for _, path in runs], budget_seconds))
+    def forty_seconds(config: RunConfig, out: Path, budget_seconds: float, **more: Any) -> Any:
+        seen.append((out.name, budget_seconds))
         clock.now += 40
-        return train_packed(runs, **more)
+        return train(config, out, **more)
 
-    monkeypatch.setattr(study, "train_packed", forty_seconds)
+    monkeypatch.setattr(study, "train", forty_seconds)
     monkeypatch.setattr(study, "time", SimpleNamespace(monotonic=lambda: clock.now))
     RunDirectory.create(tmp_path / "unfinished" / PLAN[2][0], PLAN[2][1]).close()
     assert not study.run_study(PLAN, tmp_path, budget_seconds=100, quiet=True)
-    assert seen == [(["protoseam-1"], 100), (["baseline-1"], 60), (["baseline-2"], 20)]
+    assert seen == [("protoseam-1", 100), ("baseline-1", 60), ("baseline-2", 20)]
 
 
 def test_the_plan_of_table_1_has_the_papers_54_runs_and_settings() -> None:
@@ -251,7 +252,7 @@ def test_a_run_another_worker_holds_is_left_to_it_until_it_dies(
         other.close()
 
     monkeypatch.setattr(study, "time", SimpleNamespace(sleep=the_other_dies, monotonic=time.monotonic))
-    assert study.run_study(PLAN, tmp_path, pack=2, quiet=True)
+    assert study.run_study(PLAN, tmp_path, quiet=True)
     assert seen_while_waiting == [{name for name, _ in PLAN} - {"baseline-1"}]
     assert study.done(tmp_path, "baseline-1")
     assert not (tmp_path / "unfinished").exists()

@@ -13,10 +13,10 @@ from small_sweep import BASE, TWO_RATES, command, rows
 
 from protoseam.errors import DataWarning
 from protoseam.lab.cli.main import main
-from protoseam.lab.engine import session
+from protoseam.lab.engine import epoch, session
 from protoseam.lab.engine.config import ConfigError, RunConfig
+from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.engine.session import DivergenceWarning
-from protoseam.lab.engine.trainer import DivergedError, Run
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.space import Choice, Range, grid, parse_space
 from protoseam.seam.guards import SeamError
@@ -78,7 +78,7 @@ def test_the_papers_grid_has_its_twenty_points() -> None:
 
 def test_the_best_by_validation_is_a_config_to_train_with(tmp_path: Path) -> None:
     out = tmp_path / "s"
-    assert command(out, "--variants", "baseline", "protoseam", *TWO_RATES, "--pack=3") == 0
+    assert command(out, "--variants", "baseline", "protoseam", *TWO_RATES) == 0
     table = rows(out / "baseline")
     assert [row["optim.lr"] for row in table] == ["0.05", "0.01"]  # the larger learns more in two epochs
     best = out / "baseline" / "best.yaml"
@@ -160,7 +160,7 @@ def test_a_trial_that_diverges_is_said_to_and_spoils_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = ["--variant=baseline", "--space", "optim.lr=choice:1e30,0.05,0.02"]
-    assert command(tmp_path / "s", *space, "--pack=3") == 0
+    assert command(tmp_path / "s", *space) == 0
     assert "diverged: " in capsys.readouterr().out
     table = rows(tmp_path / "s" / "baseline")
     assert [row["validation accuracy, %"] for row in table][2] == "diverged"
@@ -170,15 +170,15 @@ def test_a_trial_that_diverges_is_said_to_and_spoils_no_other(
 
 
 def test_a_trial_that_the_seam_ends_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Run.end_epoch
+    original = epoch.end_epoch
 
-    def end(self: Run) -> dict[str, Any]:
-        if self.config.optim.lr == 0.05:
+    def end(run: Run, started: float) -> dict[str, Any]:
+        if run.config.optim.lr == 0.05:
             raise SeamError("it cannot go on")
-        return original(self)
+        return original(run, started)
 
-    monkeypatch.setattr(Run, "end_epoch", end)
-    words = ["--variant=baseline", "--pack=2", "--space", "optim.lr=choice:0.05,0.02"]
+    monkeypatch.setattr(epoch, "end_epoch", end)
+    words = ["--variant=baseline", "--space", "optim.lr=choice:0.05,0.02"]
     assert command(tmp_path / "s", *words) == 0
     assert [row["validation accuracy, %"] for row in rows(tmp_path / "s" / "baseline")][1] == "diverged"
 
@@ -186,14 +186,14 @@ def test_a_trial_that_the_seam_ends_spoils_no_other(tmp_path: Path, monkeypatch:
 def test_a_trial_that_went_on_with_another_rate_does_not_count_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = Run.end_epoch
+    original = epoch.end_epoch
 
-    def end(self: Run) -> dict[str, Any]:
-        if self.config.optim.lr == 0.05 and self.rate_scale == 1:
-            raise DivergedError("inf", self)
-        return original(self)
+    def end(run: Run, started: float) -> dict[str, Any]:
+        if run.config.optim.lr == 0.05 and run.rate_scale == 1:
+            raise DivergedError("inf")
+        return original(run, started)
 
-    monkeypatch.setattr(Run, "end_epoch", end)
+    monkeypatch.setattr(epoch, "end_epoch", end)
     words = ["--variant=baseline", "--on_nonfinite=rewind", "--space", "optim.lr=choice:0.05,0.02"]
     with pytest.warns(DivergenceWarning):
         assert command(tmp_path / "s", *words) == 0

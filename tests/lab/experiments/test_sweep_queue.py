@@ -188,18 +188,18 @@ def search_of(folder: Path, base: RunConfig = LONGER, *, shared: bool = False) -
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The epochs that were trained, in order. Each takes a second; nothing else takes time or waits."""
     epochs: list[int] = []
-    honest = session.run_epoch_together
+    honest = session.train_epoch
 
-    def counted(runs: Any) -> Any:
-        found = honest(runs)
-        epochs.append(found[0]["epoch"])
+    def counted(run: Any) -> Any:
+        found = honest(run)
+        epochs.append(found["epoch"])
         return found
 
     def wait(_: float) -> None:
         pytest.fail("it waits for others, and there are none")
 
     clock = SimpleNamespace(monotonic=lambda: float(len(epochs)), sleep=wait)
-    monkeypatch.setattr(session, "run_epoch_together", counted)
+    monkeypatch.setattr(session, "train_epoch", counted)
     monkeypatch.setattr(session, "time", clock)
     monkeypatch.setattr(sweep, "time", clock)
     return epochs

@@ -25,12 +25,12 @@ def workers() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("kind", "pack"), [("sweep", 1), ("study", 2)])
+@pytest.mark.parametrize("kind", ["sweep", "study"])
 def test_two_of_three_workers_are_killed_and_nothing_is_lost(
-    workers: ModuleType, kind: str, pack: int, tmp_path: Path
+    workers: ModuleType, kind: str, tmp_path: Path
 ) -> None:
     outcome = workers.trial_of(
-        kind, tmp_path / kind, kills=2, epochs=3, grid=GRID, pack=pack, patience=0.1, replace=False, seed=7
+        kind, tmp_path / kind, kills=2, epochs=3, grid=GRID, patience=0.1, replace=False, seed=7
     )
     assert outcome["kills"] == 2
     assert outcome["finished"] == outcome["trials"] == 9

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("demo-output"),
         metavar="DIR",
-        help="where the files go (demo-output)",
+        help="directory of the output files (default: demo-output)",
     )
     add("--seeds", type=int, nargs="+", default=[42, 43, 44], help="one run per variant and seed (42 43 44)")
     add("--epochs", type=int, default=40, help="epochs per run (40, for which the recipes are tuned)")

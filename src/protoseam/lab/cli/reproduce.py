@@ -43,31 +43,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="digits and small networks instead of the paper's: every table and figure in minutes on a CPU",
+        help="use the digits and small networks: every table and figure in minutes on a CPU",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="the study's directory (results/paper; with --quick quick-output)",
+        help="the study's directory (default: results/paper; quick-output with --quick)",
     )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="where tables and figures go (OUT/report)")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="directory of the tables and figures (default: OUT/report)"
+    )
+    parser.add_argument("--no-page", action="store_true", help="write no report.html beside them")
     parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS)
     parser.add_argument(
         "--models",
         nargs="+",
         choices=NETWORKS,
-        help=f"{' and '.join(STUDIED)} unless said; the sweeps take the first ViT-S named",
+        help=f"{' and '.join(STUDIED)} by default; the sweeps use the first ViT-S named",
     )
     parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")
-    parser.add_argument("--pack", type=int, default=3, metavar="R", help="runs trained side by side (3)")
     parser.add_argument(
-        "--budget-minutes", type=float, help="stop cleanly within this time; start again to go on"
+        "--budget-minutes", type=float, help="save and stop within this time; start again to go on"
     )
-    parser.add_argument("--data-root", help="where the data sets lie")
-    parser.add_argument("--table-only", action="store_true", help="train nothing: report what is there")
+    parser.add_argument("--data-root", help="directory of the data sets")
+    parser.add_argument("--table-only", action="store_true", help="train nothing; report the runs that exist")
     parser.add_argument(
         "--readme",
         nargs="+",
@@ -82,7 +84,6 @@ def run(args: argparse.Namespace) -> int:
         return _list_recipes()
     from protoseam.lab.cli.options import at_least_one, distinct
 
-    at_least_one("pack", args.pack)
     at_least_one("epochs", args.epochs)
     for name in ("datasets", "models", "variants", "seeds"):
         distinct(name, getattr(args, name))
@@ -93,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
     from protoseam.lab.experiments.covariances import adopt
@@ -121,6 +123,8 @@ def run(args: argparse.Namespace) -> int:
     _show(parts, runs, scope, out, again)
     written = reporting.write_report(parts, runs, scope, args.report or out / "report", out.parent)
     print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
+    if not args.no_page and any(name != "toy" for name in runs):
+        leave_page([out], (args.report or out / "report") / "report.html")
     if args.readme:
         from protoseam.lab.experiments.documents import blocks, fill
 
@@ -186,7 +190,7 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
             )
         plan = [(name, config) for name, (_, config) in there.items()]
         try:
-            run_study(plan, out, pack=args.pack, budget_seconds=budget, quiet=args.quick)
+            run_study(plan, out, budget_seconds=budget, quiet=args.quick)
         except StudyError as error:  # all other runs are there
             print(for_terminal(f"protoseam reproduce: {error}"), file=sys.stderr)
             sound = False

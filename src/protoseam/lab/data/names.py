@@ -6,12 +6,13 @@ on one line are refused where they are read; what is shown in a language of its 
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable
 
 from protoseam.errors import DataError
 
-__all__ = ["for_figures", "for_markdown", "for_terminal", "printable", "refuse_unprintable"]
+__all__ = ["for_figures", "for_html", "for_markdown", "for_terminal", "printable", "refuse_unprintable"]
 
 LONGEST = 200
 
@@ -46,3 +47,8 @@ def for_markdown(text: str) -> str:
 def for_figures(text: str) -> str:
     """The text as matplotlib shows it: a dollar sign begins no formula."""
     return text.replace("$", r"\$")
+
+
+def for_html(text: str) -> str:
+    """The text as a browser shows it, in the body of a page or in an attribute."""
+    return html.escape(for_terminal(text), quote=True)

@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from protoseam.lab.engine.objectives import Lifting
-from protoseam.lab.pipeline.resident import epoch_seed
-from protoseam.seam.passes import as_deployed
+import protoseam as ps
 from protoseam.theory import QUICK, audit_seam, audited_head
-
-if TYPE_CHECKING:
-    from protoseam.lab.engine.trainer import Run
 
 __all__ = ["AuditWarning", "quick_audit"]
 
-_PURPOSE = 2**20  # of epoch_seed: far from the ranks', which count from 1
-
 
 class AuditWarning(UserWarning):
-    """An audit during training was left out; training itself is not touched."""
+    """An audit during training was left out; training itself is not changed."""
 
 
-@torch.no_grad()
-def quick_audit(run: Run) -> dict[str, float] | None:
-    """Risk, sampled loss, the bound's terms and NC1–NC4 of a lifted run on its validation data.
+def quick_audit(
+    net: ps.Lifted, z_NK: Tensor, y_N: Tensor, floor: float | str, seed: int, epoch: int
+) -> dict[str, float] | None:
+    """Return risk, sampled loss, the bound's terms and NC1–NC4 of a lifted network.
 
-    None for a run without a seam. Draws from a stream of its own, so the run goes on as if it had not been looked
-    at. The prototypes and Σ̃ are those that the next epoch starts from.
+    Args:
+        net: the network; its prototypes, Σ̃, ρ and N2 are audited.
+        z_NK: embeddings.
+        y_N: their labels.
+        floor: σ0, or "auto".
+        seed: of the audit's own draws.
+        epoch: for the warning.
+
+    Returns:
+        The numbers by name; None, with an :class:`AuditWarning`, if the audit cannot be made.
     """
-    if not isinstance(run.objective, Lifting):
-        return None
-    net, config = run.objective.net, run.config
-    with as_deployed(run.objective):
-        pairs = [(run._cast(net.embed, x).float(), y) for x, y in run.data.batches("validation")]
-    generator = torch.Generator().manual_seed(epoch_seed(config.seed, run.epoch, _PURPOSE))
     try:
         return audit_seam(
-            torch.cat([z for z, _ in pairs]),
-            torch.cat([y for _, y in pairs]),
+            z_NK,
+            y_N,
             net.prototypes,
             net.covariance.factors,
             audited_head(net.n2),
             rho=float(net.rho),
-            floor=None if config.lift.floor == "auto" else config.lift.floor,
-            generator=generator,
+            floor=None if isinstance(floor, str) else floor,
+            generator=torch.Generator().manual_seed(seed),
             settings=QUICK,
         ).flat()
-    except ValueError as error:  # a look at the run must not end it
-        warnings.warn(f"no audit of epoch {run.epoch + 1}: {error}", AuditWarning, stacklevel=3)
+    except ValueError as error:  # a failed audit must not end the run
+        warnings.warn(f"no audit of epoch {epoch}: {error}", AuditWarning, stacklevel=3)
         return None

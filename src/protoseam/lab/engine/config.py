@@ -6,11 +6,7 @@ Config stops at the engine: models, seams and loaders get numbers and tensors, n
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import re
-import types
-import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,11 +14,9 @@ from typing import Any, Literal
 from protoseam.errors import ProtoSeamError
 
 __all__ = [
-    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "from_dict", "parse_yaml",
-    "resolved", "to_dict", "to_yaml", "unlike",
+    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "resolved", "to_dict", "unlike",
 ]  # fmt: skip
 
-_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 _MOST_EPOCHS, _MOST_LIFTED = 10**6, 2**16
 _LARGEST = 1e300
 Variant = Literal["baseline", "unlifted", "protoseam"]
@@ -314,150 +308,3 @@ def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) 
     """The settings in which two runs differ, in words, ``but`` those."""
     theirs, ours = to_dict(resolved(there)), to_dict(resolved(here))
     return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
-
-
-@functools.cache
-def _dialect() -> tuple[Any, Any]:
-    """YAML's safe loader and dumper, with numbers as everyone but YAML 1.1 writes them.
-
-    1e-3 is one. 1:30, which would be 90, and 010, which would be 8, are words, and so refused where a number belongs.
-    """
-    import yaml
-
-    numbers = {
-        "int": r"[-+]?(0|[1-9][0-9_]*)$",
-        "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|"
-        r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
-    }
-    kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
-    tags = {f"tag:yaml.org,2002:{kind}": re.compile(form) for kind, form in numbers.items()}
-    loader: Any = kinds[
-        0
-    ]  # the dumper keeps the old forms as well, so that it quotes words that look like them
-    loader.yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in forms if tag not in tags]
-        for first, forms in loader.yaml_implicit_resolvers.items()
-    }
-    for kind in kinds:
-        for tag, form in tags.items():
-            kind.add_implicit_resolver(tag, form, list("-+.0123456789"))  # type: ignore[attr-defined]
-    return kinds
-
-
-def to_yaml(config: RunConfig) -> str:
-    import yaml
-
-    return str(yaml.dump(to_dict(config), Dumper=_dialect()[1], sort_keys=False))
-
-
-def parse_yaml(text: bytes) -> dict[str, Any]:
-    """The settings in a YAML file: numbers, words, lists and tables. Tags cannot make objects of them.
-
-    Aliases are refused, as a few lines of them can stand for a structure larger than memory, and so is deep nesting,
-    for which the parser's time grows with the square of the depth and more.
-    """
-    import yaml
-
-    try:
-        if len(text) > _MOST_YAML_BYTES:
-            raise ConfigError(
-                f"it has {len(text):,} bytes; a file of settings has at most {_MOST_YAML_BYTES:,}"
-            )
-        depth = 0
-        loader, _ = _dialect()
-        for event in yaml.parse(text, Loader=loader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"*{event.anchor} is a YAML alias: write the value out in its place")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_YAML_DEPTH:
-                raise ConfigError(
-                    f"its lists and tables are more than {_MOST_YAML_DEPTH} deep: no setting is"
-                )
-        values = loader(text).get_single_data()
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: bytes that are no text, 2001-99-99
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"this is not valid YAML, or more than plain values: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"these are no settings, one a line, but a {type(values).__name__}")
-    return values
-
-
-def from_dict(values: dict[str, Any]) -> RunConfig:
-    """A config from plain data; an unknown key is an error that suggests the nearest known one."""
-    known = dict(values)
-    parts = {"optim": OptimConfig, "lift": LiftConfig}
-    for name, kind in parts.items():
-        if isinstance(known.get(name), dict):
-            known[name] = kind(**_checked(kind, known[name], f"{name}."))
-    return RunConfig(**_checked(RunConfig, known, ""))
-
-
-def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    import difflib
-
-    fields = [f.name for f in dataclasses.fields(kind)]
-    for key in values:
-        if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
-            shown = key if str(key).isprintable() else repr(key)
-            raise ConfigError(f"unknown setting {prefix}{shown}{hint}")
-    hints = typing.get_type_hints(kind)
-    for key, value in values.items():
-        if not (_fits(value, hints[key]) and _printable(value)):
-            raise ConfigError(f"{prefix}{key} must be {_named(hints[key])}, got {value!r:.100}")
-    return values
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value is of the kind a setting has; YAML and JSON know no others."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inside)
-    if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in inside)
-    if hint is float:  # no setting is infinite; comparing takes any int, math.isfinite does not
-        return type(value) in (int, float) and -_LARGEST < value < _LARGEST
-    if hint in (int, bool):  # True is an int to Python, but nobody means one epoch by it
-        return type(value) is hint
-    if origin is dict:
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    return isinstance(value, hint)
-
-
-def _printable(value: Any) -> bool:
-    """Whether every word in a value can be shown on a terminal as it is."""
-    if isinstance(value, dict):
-        return all(map(_printable, (*value, *value.values())))
-    if isinstance(value, list | tuple):
-        return all(map(_printable, value))
-    return not isinstance(value, str) or value.isprintable()
-
-
-def described(name: str) -> str | None:
-    """What the setting of that (dotted) name must be, in words; None if there is no such setting."""
-    part, _, last = name.rpartition(".")
-    kind = {"": RunConfig, "optim": OptimConfig, "lift": LiftConfig}.get(part)
-    hint = None if kind is None else typing.get_type_hints(kind).get(last)
-    return None if hint is None else _named(hint)
-
-
-def _named(hint: Any) -> str:
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_named, inside))
-    if origin is Literal:
-        return " or ".join(map(str, inside))
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "printable text",
-        type(None): "null",
-    }
-    return names.get(hint, "a table of settings")

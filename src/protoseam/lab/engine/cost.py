@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,22 +33,25 @@ def read_cost(run: Path) -> dict[str, Any]:
 
 @contextmanager
 def metered(
-    runs: Sequence[Path],
+    run: Path | None,
     device: torch.device,
     *,
     watts: Callable[[], float | None] | None = None,
     interval: float = _BETWEEN_SAMPLES,
 ) -> Iterator[None]:
-    """Add the time and energy spent inside this context to the ``cost.json`` of each run.
+    """Add the time and energy spent inside this context to the ``cost.json`` of a run.
 
     Args:
-        runs: directories of the runs that train side by side; each is charged an equal share.
-        device: where they train; power is read for a CUDA device only.
+        run: the run's directory, or None to keep no account, as in all processes but the first.
+        device: where it trains; power is read for a CUDA device only.
         watts: reads the power; NVML by default.
         interval: seconds between two samples.
     """
+    if run is None:
+        yield
+        return
     watts = watts or power_reader(device)
-    before = [read_cost(run) for run in runs]
+    before = read_cost(run)
     begun = last = time.monotonic()
     joules = metered_seconds = 0.0
 
@@ -63,10 +66,9 @@ def metered(
         spent = {"seconds": time.monotonic() - begun}
         if metered_seconds:
             spent |= {"joules": joules, "metered_seconds": metered_seconds}
-        for run, known in zip(runs, before, strict=True):
-            total = known | {key: known.get(key, 0.0) + value / len(runs) for key, value in spent.items()}
-            with suppress(OSError):  # a full disk must end the run in the run's own words
-                write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
+        total = before | {key: before.get(key, 0.0) + value for key, value in spent.items()}
+        with suppress(OSError):  # a full disk must end the run in the run's own words
+            write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
 
     ended = threading.Event()
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from protoseam.lab.engine.objectives import Lifting
 from protoseam.seam.classifier import find_classifier, get_layer
 
 if TYPE_CHECKING:
-    from protoseam.lab.engine.trainer import Run
+    from protoseam.lab.engine.run import Run
 
 __all__ = ["embeddings", "through_last_layer"]
 
@@ -42,8 +41,8 @@ def embeddings(run: Run, most: int) -> dict[str, Any]:
         "y": _text(z_N2[:, 1]),
         "labels": " ".join(map(str, y_N[chosen_N].tolist())),
     }
-    if isinstance(run.objective, Lifting):
-        net = run.objective.net
+    net = run.objective.seam
+    if net is not None:
         s_CK, factors = net.prototypes.double().cpu(), net.covariance.factors.double().cpu()
         wide = factors if factors.ndim == 3 else torch.diag_embed(factors.expand_as(s_CK))
         kept["prototypes"] = ((s_CK - centre_K) @ axes_K2).tolist()

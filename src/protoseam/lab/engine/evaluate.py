@@ -14,9 +14,9 @@ from protoseam.lab import models
 from protoseam.lab.engine.chance import at_chance, what_to_try
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.objectives import build_objective
+from protoseam.lab.engine.run import resolve_device
 from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.trainer import resolve_device
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.seam.classifier import find_classifier, fold_linears
 

@@ -24,16 +24,15 @@ from torch import Tensor, nn
 
 from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.answers import answers_on, class_table
-from protoseam.lab.engine.auditing import quick_audit
 from protoseam.lab.engine.embeddings import through_last_layer
+from protoseam.lab.engine.epoch import audit
 from protoseam.lab.engine.files import StorageError, explain_os_error, read_bounded, write_atomically
-from protoseam.lab.engine.objectives import Lifting
 from protoseam.lab.engine.schemas import BOUND, LATENTS, check, check_tensors
 from protoseam.lab.engine.thumbnails import chosen_rows, contact_sheet
 from protoseam.theory.audit_head import full_factors
 
 if TYPE_CHECKING:
-    from protoseam.lab.engine.trainer import Run
+    from protoseam.lab.engine.run import Run
 
 __all__ = [
     "FILE", "Frame", "Latents", "LatentsWarning", "Seam", "complete", "evenly", "finish", "look", "read_file",
@@ -193,9 +192,9 @@ def read_file(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 def seam_of(run: Run) -> Seam | None:
     """The prototypes and Σ̃ of a lifted run, else None."""
-    if not isinstance(run.objective, Lifting):
+    net = run.objective.seam
+    if net is None:
         return None
-    net = run.objective.net
     return Seam(net.prototypes.detach().cpu(), net.covariance.factors.detach().cpu())
 
 
@@ -241,9 +240,8 @@ def finish(run: Run, latents: Latents, history: list[dict[str, Any]]) -> Tensor:
         batches = run.data.batches("test", rows)
         z_AK, logits_AC, _ = through_last_layer(run.deployed(), run.data.num_classes, batches)
         bound = history[-1].get("audit") if history else None
-        if bound is None and isinstance(run.objective, Lifting) and len(run.data.validation[1]):
-            with run.averaged():
-                bound = quick_audit(run)
+        if bound is None and len(run.data.validation[1]):
+            bound = audit(run)
         pictures = None if run.data.flat else images[rows].cpu()
         complete(latents, z_AK, logits_AC, labels[rows].cpu(), seam_of(run), pictures, bound)
     return latents.rest.get("unusual", torch.zeros(0))

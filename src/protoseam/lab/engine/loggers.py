@@ -166,7 +166,7 @@ class WandbLog:
             name=out.name,
             id=_remembered(out / "wandb-id", lambda: uuid.uuid4().hex),
             resume="allow",
-            reinit="create_new",  # packed runs log side by side
+            reinit="create_new",  # several runs of one process
         )
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:

@@ -7,10 +7,9 @@ torch.compile and a CUDA graph can all wrap it. It owns every trained parameter.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,15 +24,25 @@ from protoseam.seam.bounding import watched_features
 from protoseam.seam.classifier import last_linear
 from protoseam.seam.covariance import AbstractCovariance
 
-__all__ = ["AbstractObjective", "EndToEnd", "Lifting", "build_objective", "prototype_gradient"]
+__all__ = [
+    "AbstractObjective", "Casting", "EndToEnd", "Lifting", "build_objective", "prototype_gradient",
+]  # fmt: skip
 
-# Opens the context in which a forward pass runs: autocast, or nothing.
-Casting = Callable[[], AbstractContextManager[Any]]
-# Gives (embeddings, labels) of the training data under an embedding function.
-Sweep = Callable[[Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
+# Embeddings (N, K) of the training data, and their labels (N,).
+Embeddings = tuple[Tensor, Tensor]
 
 
-class AbstractObjective(nn.Module):
+class Casting(NamedTuple):
+    """The context of a forward pass, ``with casting():``: autocast to ``dtype``, or nothing if it is None."""
+
+    device_type: str
+    dtype: torch.dtype | None = None
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.dtype is None else torch.autocast(self.device_type, self.dtype)
+
+
+class AbstractObjective(nn.Module, ABC):
     """Terms of the loss, the deployed network's logits, and what happens between epochs.
 
     Targets ``y`` are labels (B,) or, for mixed images, probabilities (B, C).
@@ -41,14 +50,24 @@ class AbstractObjective(nn.Module):
 
     terms: tuple[str, ...]
 
+    @property
+    def seam(self) -> ps.Lifted | None:
+        """The lifted network, if the objective trains one."""
+        return None
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether :meth:`end_epoch` needs a pass over the training data."""
+        return False
+
     @abstractmethod
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """``(len(terms),)`` losses; the first is the one to minimise."""
+        """Return the losses, ``(len(terms),)``; the first is the one to minimise."""
 
     def backward(
         self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
     ) -> Tensor:
-        """The losses, with their gradients left in ``p.grad``; what needs no image may run on ``side``."""
+        """Return the losses and leave their gradients in ``p.grad``; what needs no image may run on ``side``."""
         with casting():
             losses: Tensor = self(x, y, generator)
         losses[0].backward()
@@ -56,33 +75,36 @@ class AbstractObjective(nn.Module):
 
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:
-        """What the deployed network answers."""
+        """Return what the deployed network answers."""
 
     @abstractmethod
     def deploy(self) -> nn.Module:
-        """The plain network, a copy in eval mode."""
+        """Return the plain network, a copy in eval mode."""
 
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Return groups as torch.optim takes them; the first group's rate is the base rate."""
         return [{"params": list(self.parameters()), "lr": lr, "weight_decay": weight_decay}]
 
     @abstractmethod
     def deployed_tensors(self) -> dict[str, Tensor]:
-        """The tensors of :meth:`deploy`'s state, by their names there; not copies."""
+        """Return the tensors of :meth:`deploy`'s state by their names there; they are not copies."""
 
     def deployed_buffers(self) -> dict[str, Tensor]:
-        """The deployed network's floating-point buffers, by their names in this module's state."""
+        """Return the deployed network's floating-point buffers by their names in this module's state."""
         deployed = {id(t) for t in self.deployed_tensors().values()}
         return {name: b for name, b in self.named_buffers() if id(b) in deployed and b.is_floating_point()}
 
-    def begin(self, sweep: Sweep) -> None:
-        """Before the first epoch."""
+    def begin(self, embeddings: Embeddings | None) -> None:
+        """Start training, before the first epoch; ``embeddings`` are given if there is a seam."""
 
-    def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None: ...
+    def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None:
+        """Start epoch ``epoch`` (from 0) of ``epochs``, whose first learning rate is ``lr``."""
 
-    def end_epoch(self, sweep: Sweep) -> None: ...
+    def end_epoch(self, embeddings: Embeddings | None) -> None:
+        """Finish an epoch; ``embeddings`` are given if :attr:`needs_embeddings`."""
 
     def geometry(self) -> dict[str, float]:
-        """What the epoch's log says of the seam."""
+        """Return what the epoch's metrics say about the seam."""
         return {}
 
 
@@ -129,10 +151,14 @@ class Lifting(AbstractObjective):
         self.net, self.seam_speed, self.bounded = net, seam_speed, bounded
         net.check_finite = False  # the step looks at losses and gradients itself
         net.check_steps = False  # and its optimizer has the prototypes
-        # DDP asks the module it wraps alone
-        self._ddp_params_and_buffers_to_ignore = [
-            f"net.{name}" for name in net._ddp_params_and_buffers_to_ignore
-        ]
+
+    @property
+    def seam(self) -> ps.Lifted:
+        return self.net
+
+    @property
+    def needs_embeddings(self) -> bool:
+        return self.net.covariance.needs_pass
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))
@@ -192,8 +218,7 @@ class Lifting(AbstractObjective):
     def param_groups(self, lr: float, weight_decay: float) -> list[dict[str, Any]]:
         return self.net.param_groups(lr, weight_decay, seam_lr=self.seam_speed * lr, bounded=self.bounded)
 
-    def begin(self, sweep: Sweep) -> None:
-        embeddings = sweep(self.net.embed)
+    def begin(self, embeddings: Embeddings | None) -> None:
         try:
             self.net.initialize(embeddings=embeddings)
         except ValueError as error:  # a class without a training sample
@@ -202,9 +227,8 @@ class Lifting(AbstractObjective):
     def begin_epoch(self, epoch: int, epochs: int, lr: float) -> None:
         self.net.set_progress(epoch, epochs, lr=lr)
 
-    def end_epoch(self, sweep: Sweep) -> None:
-        needed = self.net.covariance.needs_pass
-        self.net.refresh(embeddings=sweep(self.net.embed) if needed else None)
+    def end_epoch(self, embeddings: Embeddings | None) -> None:
+        self.net.refresh(embeddings=embeddings)
 
     @torch.no_grad()
     def geometry(self) -> dict[str, float]:
@@ -226,7 +250,7 @@ class Lifting(AbstractObjective):
 
 
 def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> AbstractObjective:
-    """The variant's objective on ``model`` (which it takes over)."""
+    """Return the objective of the config's variant on ``model``, which it takes over."""
     if config.variant == "baseline":
         return EndToEnd(model, label_smoothing=config.label_smoothing)
     if config.variant not in ("unlifted", "protoseam"):
@@ -257,7 +281,7 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
 
 
 def _refuse_too_large(lift: LiftConfig, num_classes: int) -> None:
-    """A seam whose covariances or samples would fill the memory; both are kept in float64 while they are made."""
+    """Refuse a seam whose covariances or samples, in float64 while they are made, exceed the memory."""
     entries = {"full": num_classes * lift.dim**2, "shared": lift.dim**2, "diagonal": num_classes * lift.dim}
     covariances = 0 if lift.covariance == "isotropic" else 16 * entries[lift.structure]
     samples = 16 * num_classes * (lift.draws or 1) * lift.dim

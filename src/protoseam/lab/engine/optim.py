@@ -7,16 +7,16 @@ With ``low`` set, the network computes with low-precision copies while float32 m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.devices import cuda_kernels
+from protoseam.lab import kernels
 
-__all__ = ["FlatOptimizer", "FlatSGD"]
+__all__ = ["FlatOptimizer", "FlatSGD", "Gathered", "sgd_update"]
 
 _ALIGN = 128  # elements; keeps every parameter's view aligned for vectorised kernels
 
@@ -75,15 +75,6 @@ class _Segment:
 def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
     """A view with the parameter's shape and memory order (channels_last weights stay channels_last)."""
     return torch.as_strided(flat, like.shape, like.stride(), offset)
-
-
-def _fused_update(device: torch.device) -> Callable[..., None] | None:
-    """The update as one kernel, where Triton is there to compile it."""
-    if cuda_kernels(torch.empty(0, device=device)) is None:
-        return None
-    from protoseam.lab.kernels.step import sgd_update
-
-    return sgd_update
 
 
 class FlatOptimizer(ABC):
@@ -190,29 +181,46 @@ class FlatOptimizer(ABC):
             buffer.copy_(value)
 
 
+def sgd_update(
+    master: Tensor,
+    velocity: Tensor,
+    grad: Tensor,
+    work: Tensor,
+    lr: Tensor,
+    ok: Tensor | None,
+    scale: float,
+    momentum: float,
+    decay: float,
+) -> None:
+    """Update in place as torch.optim.SGD(nesterov=True); nothing if ``ok`` is 0, for which the host waits.
+
+    g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv), with η = ``lr`` · ``scale``; ``work`` becomes a copy of ``master``.
+    """
+    if ok is not None and not ok:
+        return
+    g = grad.float().add(master, alpha=decay)
+    velocity.mul_(momentum).add_(g)
+    g.add_(velocity, alpha=momentum)
+    master.addcmul_(g, lr.expand_as(g), value=-scale)
+    if work is not master:
+        work.copy_(master)
+
+
 class FlatSGD(FlatOptimizer):
     """SGD with Nesterov momentum."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
+        groups = list(groups)
+        for group in groups:
+            group.setdefault("dampening", 0.0)  # as torch.optim.SGD does: the seam's bounds know SGD by it
         super().__init__(groups, **options)
-        self.fused = _fused_update(self.segments[0].master.device)
+        fused = kernels.find("step", self.segments[0].master.device)
+        self.update = sgd_update if fused is None else fused.sgd_update
 
     @torch.no_grad()
     def apply(self, lr: Tensor, ok: Tensor | None = None) -> None:
         for s in self.segments:
-            if self.fused is not None:
-                self.fused(
-                    s.master, s.momentum, s.grad, s.work, lr, ok, s.scale, self.momentum, s.weight_decay
-                )
-                continue
-            if ok is not None and not ok:  # without the fused kernel the host decides
-                return
-            # g ← ∇ + λp;  v ← μv + g;  p ← p − η(g + μv)   (torch.optim.SGD, nesterov=True)
-            g = s.grad.float().add(s.master, alpha=s.weight_decay)
-            s.momentum.mul_(self.momentum).add_(g)
-            g.add_(s.momentum, alpha=self.momentum)
-            s.master.addcmul_(g, lr.expand_as(g), value=-s.scale)
-            s.synchronise()
+            self.update(s.master, s.momentum, s.grad, s.work, lr, ok, s.scale, self.momentum, s.weight_decay)
 
     def in_place(self) -> InPlace | Gathered:
         # the norm of all gradients must be known before the first is used, so a clipped step gathers them
@@ -243,11 +251,10 @@ class InPlace:
     """:class:`Gathered` for SGD without the copy: a kernel reads the gradients where the backward leaves them."""
 
     def __init__(self, optimizer: FlatSGD) -> None:
-        from protoseam.lab.kernels.step import Scattered
-
         self.optimizer = optimizer
+        fused: Any = kernels.find("step", optimizer.segments[0].master.device)
         self.tables = [
-            Scattered([p.numel() for p in s.params], s.offsets, s.grad.dtype, s.grad.device)
+            fused.Scattered([p.numel() for p in s.params], s.offsets, s.grad.dtype, s.grad.device)
             for s in optimizer.segments
         ]
         self.captured: list[list[int]] = []

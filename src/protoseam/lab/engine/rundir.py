@@ -28,15 +28,7 @@ from protoseam import __version__
 from protoseam.errors import ProtoSeamError
 from protoseam.lab.data.cache import sync
 from protoseam.lab.data.links import open_in_place, refuse_links
-from protoseam.lab.engine.config import (
-    ConfigError,
-    RunConfig,
-    as_begun,
-    from_dict,
-    parse_yaml,
-    to_yaml,
-    unlike,
-)
+from protoseam.lab.engine.config import ConfigError, RunConfig, as_begun, unlike
 from protoseam.lab.engine.files import (
     StorageError,
     explain_os_error,
@@ -46,6 +38,7 @@ from protoseam.lab.engine.files import (
     write_json,
 )
 from protoseam.lab.engine.schemas import ENVIRONMENT, METRICS, SUMMARY, check, problem
+from protoseam.lab.engine.settings import from_dict, parse_yaml, to_yaml
 from protoseam.seam.processes import world_size
 
 __all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]

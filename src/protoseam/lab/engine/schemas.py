@@ -17,8 +17,8 @@ from protoseam.lab.data.names import printable
 from protoseam.lab.engine.files import StorageError
 
 __all__ = [
-    "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW", "check",
-    "check_data", "check_state", "check_tensors", "problem",
+    "ABOUT", "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW",
+    "check", "check_data", "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
 _LARGEST = 1e300  # beyond it Python's whole numbers are no floats any more
@@ -297,6 +297,8 @@ SEAM: Mapping[str, Form] = {
     "factors": Form(torch.float32, ""),
     "quantiles": Form(torch.float32, "Q"),
 }
+# what an exported file says of itself
+ABOUT: Schema = {"classes": listed(NAME, 2), "shape": _DATA["sample_shape"]}
 BOUND: Schema = {"bound": optional(table(ANY_NUMBER))}
 
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,32 +20,29 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.answers import quantiles
-from protoseam.lab.engine.bounded import bytes_of
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
-from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
+from protoseam.lab.engine.config import RunConfig, resolved, to_dict
 from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
+from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.latents import Latents, finish, look, seam_of
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
-from protoseam.lab.engine.pack import run_epoch_together
+from protoseam.lab.engine.resuming import ResumeWarning, load_checkpoint, load_history, warn_of_changes
+from protoseam.lab.engine.run import DivergedError, Run, resolve_device
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.schemas import check_state
 from protoseam.lab.engine.seamfile import write_seam
-from protoseam.lab.engine.trainer import DivergedError, Run, resolve_device
 
-__all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "resume", "train", "train_packed"]
+__all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "Session", "resume", "train"]
 
 
 _MOST_REWINDS = 5
-# Of data: its name or path, the root it lies under, the size its images are brought to.
-_Place = tuple[str, str | None, int | None]
 
 
 class Interrupted(ProtoSeamError):
-    """Stopped by the user or by the time budget, with everything saved; ``by_user`` says which."""
+    """Training was stopped by the user or by the time budget, with everything saved; ``by_user`` says which."""
 
     def __init__(self, message: str, *, by_user: bool = False) -> None:
         super().__init__(message)
@@ -56,8 +53,16 @@ class DivergenceWarning(UserWarning):
     """A run diverged and goes on from its last good epoch with a smaller step."""
 
 
-class ResumeWarning(UserWarning):
-    """A run goes on in another environment than it was started in."""
+def resume(
+    out: Path,
+    *,
+    quiet: bool = False,
+    budget_seconds: float | None = None,
+    logger: Logger | str | None = None,
+) -> dict[str, Any]:
+    """Go on with the run in ``out`` from its last good checkpoint and return its summary; see :func:`train`."""
+    config = RunDirectory(out).read_config()
+    return train(config, out, quiet=quiet, budget_seconds=budget_seconds, resuming=True, logger=logger)
 
 
 def train(
@@ -66,145 +71,171 @@ def train(
     *,
     quiet: bool = False,
     budget_seconds: float | None = None,
-    logger: Logger | str | None = None,
-) -> dict[str, Any]:
-    """Train one run from the start into the new directory ``out``; returns its summary."""
-    return train_packed([(config, out)], quiet=quiet, budget_seconds=budget_seconds, loggers=[logger])[0]
-
-
-def resume(
-    out: Path,
-    *,
-    quiet: bool = False,
-    budget_seconds: float | None = None,
-    logger: Logger | str | None = None,
-) -> dict[str, Any]:
-    """Go on with the run in ``out`` from its last good checkpoint; returns its summary."""
-    how: dict[str, Any] = {"quiet": quiet, "budget_seconds": budget_seconds, "loggers": [logger]}
-    return train_packed([(RunDirectory(out).read_config(), out)], resuming=True, **how)[0]
-
-
-def train_packed(
-    runs: Sequence[tuple[RunConfig, Path]],
-    *,
-    quiet: bool = False,
-    budget_seconds: float | None = None,
     resuming: bool = False,
-    held: Sequence[RunDirectory] | None = None,
+    held: RunDirectory | None = None,
     test: bool = True,
-    loggers: Sequence[Logger | str | None] | None = None,
-) -> list[dict[str, Any]]:
-    """Train several runs side by side on one device, each as it would be alone.
+    logger: Logger | str | None = None,
+) -> dict[str, Any]:
+    """Train one run into the directory ``out`` and return its summary.
 
-    With ``resuming``, a run whose directory exists goes on (or is only read, if it is finished). So it does when
-    torchrun has started the processes again after it lost one. ``held`` are directories the caller has claimed, one a
-    run: their locks stay the caller's. Without ``test`` the test data is taken away before anything is built, and the
-    test accuracy is None: what tuning has to ask for. ``loggers``, one per run, are told of each epoch: see
-    :mod:`protoseam.lab.engine.loggers`.
+    Args:
+        config: the run's settings.
+        out: its directory; a new one, unless ``resuming`` or ``held``.
+        quiet: show no progress.
+        budget_seconds: stop cleanly, saved, before this time has passed; None: no limit.
+        resuming: go on with the run if the directory exists, or only read it if it is finished. The same holds when
+            torchrun has started the processes again after it lost one.
+        held: the directory, claimed by the caller, whose lock stays the caller's.
+        test: False removes the test data before anything is built, and the test accuracy is None, as tuning needs.
+        logger: told of each epoch; an object, or a name of :mod:`protoseam.lab.engine.loggers`.
+
+    Raises:
+        Interrupted: by the user or the budget; everything is saved.
+        DivergedError: a loss or gradient was not finite, or the weights have grown too large.
     """
     started = time.monotonic()
-    runs = [(resolved(config), out) for config, out in runs]
-    resuming = resuming or restarted()
-    _deterministic([config for config, _ in runs])
-    processes = join(resolve_device(runs[0][0].device))
+    config = resolved(config)
+    resuming = resuming or held is not None or restarted()
+    _set_determinism(config)
+    processes = join(resolve_device(config.device))
     with ExitStack() as stack, naming_lost_processes(processes):
-        device = processes.device or resolve_device(runs[0][0].device)
+        device = processes.device or resolve_device(config.device)
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        datasets: dict[_Place, ArrayDataset] = {}
-        directories: Sequence[RunDirectory | None] = held or [None] * len(runs)
-        sessions = [
-            _Session(config, out, processes, resuming or held is not None, datasets, stack, directory, test)
-            for (config, out), directory in zip(runs, directories, strict=True)
-        ]
-        for session, logger in zip(sessions, loggers or [None] * len(runs), strict=True):
-            told = logger if session.writes and not session.finished else None
-            session.report = stack.enter_context(reporting(told, session.out, to_dict(session.config)))
-        active = [s for s in sessions if not s.finished]
-        if active:
-            with metered([s.directory.path for s in active if s.writes], device):
-                _drive(active, quiet or processes.rank > 0, budget_seconds, started)
-        for session in sessions:
-            session.report({"test_accuracy": session.summary()["test_accuracy"]}, session.config.epochs)
-        return [s.summary() for s in sessions]
+        goes_on = resuming and (out / "config.yaml").exists()
+        directory = held or RunDirectory(out)
+        if held is not None and not goes_on:
+            held.start(config)
+        elif held is None and processes.rank == 0:
+            directory = RunDirectory.open(out)[0] if goes_on else RunDirectory.create(out, config)
+            stack.enter_context(directory)
+        if goes_on:
+            directory.check_config(config)
+            summary = directory.read_summary()
+            if summary is not None:
+                return summary
+        session = Session(config, directory, processes, goes_on=goes_on, test=test)
+        told = logger if session.writes else None
+        session.report = stack.enter_context(reporting(told, out, to_dict(config)))
+        with metered(out if session.writes else None, device):
+            summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
+        session.report({"test_accuracy": summary["test_accuracy"]}, config.epochs)
+        return summary
 
 
-class _Session:
-    """One run and its directory (which only the first process writes)."""
+class Session:
+    """One run and its directory, which only the first process writes."""
 
     report: Callable[[dict[str, Any], int], None]  # to the run's logger
 
     def __init__(
-        self,
-        config: RunConfig,
-        out: Path,
-        processes: Processes,
-        resuming: bool,
-        datasets: dict[_Place, ArrayDataset],
-        stack: ExitStack,
-        held: RunDirectory | None,
-        test: bool,
+        self, config: RunConfig, directory: RunDirectory, processes: Processes, *, goes_on: bool, test: bool
     ) -> None:
-        self.config, self.out, self.processes = config, out, processes
-        self.writes = processes.rank == 0
-        exists = (out / "config.yaml").exists()
-        self.directory = held or RunDirectory(out)
-        if held is not None and not exists:
-            held.start(config)
-        if self.writes and held is None:
-            self.directory = (
-                RunDirectory.open(out)[0] if resuming and exists else RunDirectory.create(out, config)
-            )
-            stack.enter_context(self.directory)
-        if resuming and exists:
-            self.directory.check_config(config)
-        self.finished = resuming and exists and self.directory.read_summary() is not None
-        if self.finished:
-            return
-        try:
-            remembered = RunData.read(out) if resuming and exists else None
-            if remembered and config.data_root != self.directory.read_config().data_root:
-                remembered = dataclasses.replace(remembered, root=None)  # told anew where it lies
-            name, root = remembered.place(config) if remembered else (config.data, config.data_root)
-            place = name, root, config.image_size
-            if place not in datasets:
-                data = load(name, Path(root) if root else None, image_size=config.image_size)
-                datasets[place] = data if test else data.without_test()
-            self.changed = remembered.check(out, datasets[place]) if remembered else []
-            self.run = Run(config, datasets[place], processes)
-            if remembered:
-                remembered.normalise(self.run.data)
-            if not (resuming and exists):
-                self.run.start()
-            if self.writes and remembered is None:
-                RunData.of(config, datasets[place], self.run.data).write(out)
-        except Exception:
-            if self.writes and not (resuming and exists):
-                self.directory.withdraw()
-            raise
+        """Build the run, and load its last checkpoint if it ``goes_on``."""
+        self.config, self.directory, self.processes = config, directory, processes
+        self.out, self.writes = directory.path, processes.rank == 0
+        self.result: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0
+        try:
+            self.run, changed = self._build(goes_on, test)
+        except Exception:
+            if self.writes and not goes_on:
+                directory.withdraw()
+            raise
         self.latents = Latents(config.epochs)
-        if resuming and exists:
-            self._resume()
-            self.latents = Latents.resumed(out, config.epochs, self.run.epoch)
+        if goes_on:
+            if self.writes:
+                warn_of_changes(directory, config.device, changed)
+            self.saved, self.rewinds = load_checkpoint(self.run, directory)
+            self.history = load_history(directory, self.run.epoch, writes=self.writes)
+            self.latents = Latents.resumed(self.out, config.epochs, self.run.epoch)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
         self.states: list[dict[str, Any]] = []
         self._remember()
-        if self.run.epoch == config.epochs:  # ended between its last checkpoint and its results
-            self._finish()
+
+    def _build(self, goes_on: bool, test: bool) -> tuple[Run, list[str]]:
+        """Return the run on its data, and what has changed about the data since it was started."""
+        config = self.config
+        remembered = RunData.read(self.out) if goes_on else None
+        if remembered and config.data_root != self.directory.read_config().data_root:
+            remembered = dataclasses.replace(remembered, root=None)  # the user has said where it lies now
+        name, root = remembered.place(config) if remembered else (config.data, config.data_root)
+        dataset: ArrayDataset = load(name, Path(root) if root else None, image_size=config.image_size)
+        if not test:
+            dataset = dataset.without_test()
+        changed = remembered.check(self.out, dataset) if remembered else []
+        run = Run(config, dataset, self.processes)
+        if remembered:
+            remembered.normalise(run.data)
+        if not goes_on:
+            run.start()
+        if self.writes and remembered is None:
+            RunData.of(config, dataset, run.data).write(self.out)
+        return run, changed
+
+    # ------------------------------------------------------------------ the way to the end
+
+    def run_to_end(self, quiet: bool, budget_seconds: float | None, started: float) -> dict[str, Any]:
+        """Train epoch by epoch and return the summary; stop at the budget or at the user's interrupt."""
+        run, epochs = self.run, self.config.epochs
+        fastest = 0.0  # of the epochs so far: the first one also compiles, so the slowest would mislead
+        with Progress(self.out.name, run.epoch, epochs, quiet=quiet) as progress, _terminable():
+            try:
+                if run.epoch < epochs:
+                    for note in self.opening():
+                        progress.note(note)
+                while run.epoch < epochs:
+                    begun = time.monotonic()
+                    spent = begun - started + 2 * fastest
+                    if budget_seconds is not None and self.processes.any(spent > budget_seconds):
+                        raise Interrupted(
+                            self._saved_because(f"the budget of {budget_seconds:.0f} s is spent")
+                        )
+                    try:
+                        row = train_epoch(run)
+                    except DivergedError as divergence:
+                        self._recover(divergence)
+                        continue
+                    self.record(row)
+                    progress.epoch(row)
+                    if doubt := self.doubt():
+                        progress.note(doubt)
+                    seconds = time.monotonic() - begun
+                    fastest = min(fastest or seconds, seconds)
+            except KeyboardInterrupt:
+                # wherever it came; an unfinished epoch is run again as a whole, and comes out the same
+                raise Interrupted(self._saved_because("interrupted"), by_user=True) from None
+        return (
+            self.result or self._finish()
+        )  # no result: it ended between its last checkpoint and its results
 
     def opening(self) -> list[str]:
-        """What a person should know before the first epoch: the steps of an epoch, and what training starts from."""
+        """Return what a person should know before the first epoch: its steps, and what training starts from."""
         data = self.run.data
         notes = [epoch_of(data.size, data.batch_size), few_steps(self.config, data.size, data.batch_size)]
         notes.append(self.run.start() if self.run.epoch == 0 else None)
         return [f"{self.out.name}: {note}" for note in notes if note]
 
+    def record(self, row: dict[str, Any]) -> None:
+        """Keep the metrics and the state of the epoch that has just ended; after the last one, the results."""
+        self.history.append(row)
+        if self.writes:
+            self.directory.append_metrics(row)
+        self.report(row, row["epoch"])
+        self._remember()
+        if self.writes:
+            look(self.run, self.latents)
+        last = self.run.epoch == self.config.epochs
+        if last or self.run.epoch % self.config.checkpoint_every == 0:
+            self.save()
+        if last:
+            self._finish()
+
     def doubt(self) -> str | None:
-        """A sentence, once, if validation is at chance after a fifth of the epochs."""
+        """Return a sentence, once, if validation is at chance after a fifth of the epochs."""
         looked = [row for row in self.history if row["validation_accuracy"] is not None]
         late = [row for row in looked if row["epoch"] >= max(3, self.config.epochs / 5)]
         if len(late) != 1 or late[0]["epoch"] == self.config.epochs or late[0] is not self.history[-1]:
@@ -219,104 +250,8 @@ class _Session:
         told = at_chance(accuracy, counts, data.classes, split)
         return told and f"{told} {what_to_try(self.config, data.size, data.batch_size)}"
 
-    def _remember(self) -> None:
-        """Keep the state after this epoch; the first and several of the last where divergence is to be undone."""
-        # an interruption may come at any moment: replace the list in one go
-        state = {**self.run.state(), "rewinds": self.rewinds}
-        earlier = self.states if self.config.on_nonfinite == "rewind" else []
-        self.states = [*earlier[:1], *earlier[1:][-_MOST_REWINDS:], state]
-
-    def rewind(self) -> None:
-        """Go back an epoch, and further each time, and on with half the learning rate.
-
-        Weights can have been on their way out for a while before a number is not finite.
-        """
-        scale = self.run.rate_scale
-        del self.states[max(1, len(self.states) - (self.rewinds - 1)) :]
-        self.run.load_state(self.last_state)
-        self.run.slow_down(0.5 * scale / self.run.rate_scale)
-        self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
-        self.history = self.history[: self.run.epoch]
-        self.latents.forget_after(self.run.epoch)
-        if self.writes:
-            # a kill from here on must not bring the abandoned way back, nor the old rates
-            checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
-            self.directory.rewind_metrics(self.run.epoch)
-        self.saved = self.run.epoch
-
-    @property
-    def last_state(self) -> dict[str, Any]:
-        return self.states[-1]
-
-    def _resume(self) -> None:
-        changes = self.directory.environment_changes(self.run.config.device)
-        if changes and self.writes:
-            self.directory.note_environment(self.run.config.device)
-            warnings.warn(
-                "this run was started in another environment, so it may not end bit-identically: "
-                + "; ".join(changes),
-                ResumeWarning,
-                stacklevel=2,
-            )
-        if self.changed and self.writes:
-            warnings.warn(
-                f"the data has changed since this run was started: {'; '.join(self.changed)}. It goes on with what "
-                "there is now",
-                ResumeWarning,
-                stacklevel=2,
-            )
-        most = 4 * bytes_of(self.run.state()) + 2**20
-        found = checkpoint.latest(self.directory.checkpoints, self.run.device, most_bytes=most)
-        if found is not None:
-            steps = self.run.data.steps
-            if wrong := check_state(found[1], found[0], self.config.epochs, steps):
-                raise checkpoint.CheckpointError(
-                    f"the checkpoint of epoch {found[0]} in {self.out} is no state of this run: {wrong}. Restore it, "
-                    "or remove its folder"
-                )
-            try:
-                self.run.load_state(found[1])
-            except (
-                LookupError,
-                TypeError,
-                ValueError,
-                AttributeError,
-                RuntimeError,
-                ArithmeticError,
-            ) as error:
-                raise checkpoint.CheckpointError(
-                    f"the checkpoint of epoch {found[0]} in {self.out} does not fit its config.yaml "
-                    f"({str(error).splitlines()[0]}): restore the one it was saved with, or start again"
-                ) from error
-            self.saved, self.rewinds = found[0], int(found[1].get("rewinds", 0))
-        self.history = [row for row in self.directory.read_metrics() if row["epoch"] <= self.run.epoch]
-        lost = sorted(set(range(1, self.run.epoch + 1)) - {row["epoch"] for row in self.history})
-        if lost and self.writes:
-            warnings.warn(
-                f"{self.out / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, between {lost[0]} and "
-                f"{lost[-1]}, cannot be read and are left out. Training goes on",
-                ResumeWarning,
-                stacklevel=2,
-            )
-        if self.writes:
-            self.directory.rewind_metrics(self.run.epoch)
-
-    def record(self, row: dict[str, Any]) -> None:
-        self.history.append(row)
-        if self.writes:
-            self.directory.append_metrics(row)
-        self.report(row, row["epoch"])
-        self._remember()
-        if self.writes:
-            look(self.run, self.latents)
-        last = self.run.epoch == self.config.epochs
-        if last or self.run.epoch % self.config.checkpoint_every == 0:
-            self.save()
-        if last:
-            self._finish()
-
     def save(self) -> int:
-        """Write the state after the last whole epoch; returns that epoch."""
+        """Write the state after the last whole epoch; return that epoch."""
         epoch = int(self.last_state["epoch"])
         if self.writes and epoch != self.saved:
             self.directory.sync_metrics()
@@ -325,12 +260,20 @@ class _Session:
             self.saved = epoch
         return epoch
 
-    def _finish(self) -> None:
-        """Test labels are touched here and nowhere else, and test images only for the picture of the latent space."""
+    def _saved_because(self, why: str) -> str:
+        epoch = self.save()
+        state = f"saved after epoch {epoch}" if epoch else "no epoch was finished: from the beginning"
+        return f"{why}; go on with:\n  {go_on(self.out)}   ({state})"
+
+    def _finish(self) -> dict[str, Any]:
+        """Test the network, write the results and return them.
+
+        Test labels are used here and nowhere else, and test images besides only for the picture of the latent space.
+        """
         accuracy = self.run.accuracy("test")
         deployed = self.run.deployed()
         validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
-        self.result = {
+        result = {
             "test_accuracy": accuracy,
             "validation_accuracy": validation[-1] if validation else None,
             "epochs": self.run.epoch,
@@ -340,97 +283,74 @@ class _Session:
             "config": to_dict(self.config),
         }
         if accuracy is not None and (told := self._at_chance("test", accuracy)):
-            self.result["at_chance"] = told
+            result["at_chance"] = told
         if self.run.rate_scale != 1:  # it has rewound, and the config names another learning rate
-            self.result["rate_scale"] = self.run.rate_scale
+            result["rate_scale"] = self.run.rate_scale
         if self.config.keep_embeddings and accuracy is not None:  # there are test images
             with self.run.averaged():
-                self.result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
+                result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
         if self.writes:
             score = finish(self.run, self.latents, self.history)
             self.latents.write(self.out)
             write_seam(self.out, seam_of(self.run), quantiles(score))
-            self.directory.write_summary(self.result, deployed.state_dict())
+            self.directory.write_summary(result, deployed.state_dict())
+        self.result = result
+        return result
 
-    def summary(self) -> dict[str, Any]:
-        if not self.finished:
-            return self.result
-        summary = self.directory.read_summary()
-        assert summary is not None
-        return summary
+    # ------------------------------------------------------------------ divergence
 
+    @property
+    def last_state(self) -> dict[str, Any]:
+        """The state after the last whole epoch."""
+        return self.states[-1]
 
-def _drive(sessions: list[_Session], quiet: bool, budget_seconds: float | None, started: float) -> None:
-    """Epoch by epoch until all are done, the budget is spent, or the user has had enough."""
-    title = sessions[0].out.name if len(sessions) == 1 else f"{len(sessions)} runs"
-    epochs = max(s.config.epochs for s in sessions)
-    done = min(s.run.epoch for s in sessions)
-    fastest = 0.0  # of the epochs so far: the first one also compiles, so the slowest would mislead
-    active = sessions
-    with Progress(title, done, epochs, quiet=quiet) as progress, _terminable():
-        try:
-            for note in (note for s in sessions for note in s.opening()):
-                progress.note(note)
-            while active := [s for s in sessions if s.run.epoch < s.config.epochs]:
-                begun = time.monotonic()
-                if budget_seconds is not None and sessions[0].processes.any(
-                    begun - started + 2 * fastest > budget_seconds
-                ):
-                    raise Interrupted(_save_all(active, f"the budget of {budget_seconds:.0f} s is spent"))
-                try:
-                    rows = run_epoch_together([s.run for s in active])
-                except DivergedError as divergence:
-                    _recover(active, divergence)
-                    continue
-                for session, row in zip(active, rows, strict=True):
-                    session.record(row)
-                progress.epoch(rows[0])
-                for doubt in filter(None, (session.doubt() for session in active)):
-                    progress.note(doubt)
-                seconds = time.monotonic() - begun
-                fastest = min(fastest or seconds, seconds)
-        except KeyboardInterrupt:
-            # wherever it came; an epoch under way is forgotten: it will be run again, whole, and come out the same
-            raise Interrupted(_save_all(active, "interrupted"), by_user=True) from None
+    def _remember(self) -> None:
+        """Keep the state after this epoch; to undo a divergence, also the first and several of the last."""
+        # an interruption may come at any moment: replace the list in one go
+        state = {**self.run.state(), "rewinds": self.rewinds}
+        earlier = self.states if self.config.on_nonfinite == "rewind" else []
+        self.states = [*earlier[:1], *earlier[1:][-_MOST_REWINDS:], state]
 
-
-def _recover(sessions: list[_Session], divergence: DivergedError) -> None:
-    """Back to the last whole epoch: with half the learning rate if the run is to rewind, else for good.
-
-    Packed runs share an epoch, so all of them repeat it; only the one that diverged is slowed down.
-    """
-    diverged = [s for s in sessions if s.run is divergence.run]
-    for session in diverged:
-        session.rewinds += 1
-        if session.config.on_nonfinite != "rewind" or session.rewinds > _MOST_REWINDS:
-            raise DivergedError(_given_up(session, sessions, divergence)) from divergence
-    for session in sessions:
-        session.run.load_state(session.last_state)
-    for session in diverged:
-        session.rewind()
+    def _recover(self, divergence: DivergedError) -> None:
+        """Return to an earlier epoch with half the learning rate if the run is to rewind; otherwise give up."""
+        self.rewinds += 1
+        if self.config.on_nonfinite != "rewind" or self.rewinds > _MOST_REWINDS:
+            epoch = self.save()
+            kept = f"The state after epoch {epoch} is kept" if epoch else "No epoch was finished"
+            raise DivergedError(
+                f"{divergence}. Changed settings make another run, with an --out of its own. {kept}; resuming with "
+                f"{go_on(self.out)} would fail at the same step"
+            ) from divergence
+        self.rewind()
         warnings.warn(
-            f"{session.out.name}: {divergence}. Going back to epoch {session.run.epoch} with learning rates "
-            f"times {session.run.rate_scale:g}",
+            f"{self.out.name}: {divergence}. Going back to epoch {self.run.epoch} with learning rates "
+            f"times {self.run.rate_scale:g}",
             DivergenceWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
 
+    def rewind(self) -> None:
+        """Go back an epoch, and further each time, and on with half the learning rate.
 
-def _given_up(diverged: _Session, sessions: list[_Session], divergence: DivergedError) -> str:
-    others = [s for s in sessions if s is not diverged]
-    whose = f"{diverged.out}: " if others else ""
-    epoch = diverged.save()
-    kept = f"This one's state after epoch {epoch} is kept" if epoch else "Of this one no epoch was whole"
-    message = (
-        f"{whose}{divergence}. That makes another run: give it an --out of its own. {kept}, and "
-        f"{go_on(diverged.out)} would come to the same step"
-    )
-    return f"{message}\n{_save_all(others, 'the others stopped, too')}" if others else message
+        Weights may grow for several epochs before a number is not finite.
+        """
+        scale = self.run.rate_scale
+        del self.states[max(1, len(self.states) - (self.rewinds - 1)) :]
+        self.run.load_state(self.last_state)
+        self.run.slow_down(0.5 * scale / self.run.rate_scale)
+        self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
+        self.history = self.history[: self.run.epoch]
+        self.latents.forget_after(self.run.epoch)
+        if self.writes:
+            # a kill from here on must bring back neither the abandoned epochs nor the old rates
+            checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
+            self.directory.rewind_metrics(self.run.epoch)
+        self.saved = self.run.epoch
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """A polite request to end (SIGTERM, what preemption sends first) is treated like Ctrl-C."""
+    """Treat SIGTERM, which preemption sends first, like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -445,20 +365,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _save_all(sessions: list[_Session], why: str) -> str:
-    lines = [f"{why}; go on with:"]
-    for session in sessions:
-        epoch = session.save()
-        state = f"saved after epoch {epoch}" if epoch else "not one epoch was whole: from the beginning"
-        lines.append(f"  {go_on(session.out)}   ({state})")
-    return "\n".join(lines)
-
-
-def _deterministic(configs: list[RunConfig]) -> None:
-    asked = {config.deterministic for config in configs}
-    if len(asked) > 1:
-        raise ConfigError("packed runs must agree on deterministic: it is a setting of the whole process")
-    if asked == {True}:
+def _set_determinism(config: RunConfig) -> None:
+    if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

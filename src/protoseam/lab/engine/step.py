@@ -8,33 +8,75 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from protoseam.core.devices import cuda_kernels
+from protoseam.lab import kernels
 from protoseam.lab.engine.average import Average
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.mixing import Mixing
-from protoseam.lab.engine.optim import FlatOptimizer
+from protoseam.lab.engine.objectives import Casting
+from protoseam.lab.engine.optim import FlatOptimizer, Gathered
 from protoseam.lab.pipeline.resident import Resident
 
-__all__ = ["TrainStep", "learning_rates"]
+__all__ = ["TrainStep", "keep_books", "learning_rates", "take_batch"]
 
 _WARMUP_STEPS = 3  # before capture: lets libraries allocate and choose their kernels
 
 
 def learning_rates(lr: float, epochs: int, steps: int, warmup_epochs: float) -> Tensor:
-    """The rate of every step: linear from 0 to ``lr`` over the warm-up, then half a cosine down to 0."""
+    """Return the rate of every step: linear from 0 to ``lr`` over the warm-up, then half a cosine down to 0."""
     total = epochs * steps
     warmup = min(round(warmup_epochs * steps), total // 2)
     rest = total - warmup
     rates = array("f", (lr * (t + 1) / warmup for t in range(warmup)))
     rates.extend(0.5 * lr * (1 + math.cos(math.pi * t / rest)) for t in range(rest))
     return torch.frombuffer(rates, dtype=torch.float32).clone()
+
+
+def take_batch(
+    images: Tensor, labels: Tensor, rates: Tensor, counter: Tensor, batch: int, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return batch ``counter % steps`` of an epoch's images and labels, and the learning rate of that step."""
+    rows = (counter % steps) * batch + torch.arange(batch, device=counter.device)
+    return images.index_select(0, rows), labels.index_select(0, rows), rates.index_select(0, counter)
+
+
+def keep_books(
+    losses: Tensor,
+    flag: Tensor,
+    ok: Tensor,
+    sums: Tensor,
+    bad: Tensor,
+    first_bad: Tensor,
+    counter: Tensor,
+    *,
+    keep_going: bool,
+) -> None:
+    """Decide on the device whether a step counts, and count it; every argument but ``losses`` is updated in place.
+
+    Args:
+        losses: the terms of the loss, the total first.
+        flag: not zero if a gradient is not finite; set to zero.
+        ok: becomes 1 if the step is to be applied, else 0.
+        sums: the sums of the terms over the steps that were applied.
+        bad: how many steps of the epoch were not.
+        first_bad: number of the first of them; -1 for none.
+        counter: number of this step; becomes that of the next.
+        keep_going: apply steps after a bad one. Otherwise nothing moves until the epoch's end: the network stays as
+            the bad step found it.
+    """
+    good = (flag == 0) & torch.isfinite(losses[0])
+    if not keep_going:
+        good = good & (bad == 0)
+    ok.copy_(good)
+    sums += torch.where(good, losses, 0.0)
+    torch.where((bad == 0) & ~good, counter, first_bad, out=first_bad)
+    bad += ~good
+    counter += 1
+    flag.zero_()
 
 
 class TrainStep:
@@ -48,32 +90,41 @@ class TrainStep:
         data: Resident,
         rates: Tensor,
         *,
-        autocast: torch.dtype | None,
+        casting: Casting,
         generator: torch.Generator,
         graph: bool,
         keep_going: bool = False,
         average: Average | None = None,
         mixing: Mixing | None = None,
     ) -> None:
-        """``keep_going``: a bad step is left out and the next one taken; else all updates stop at the first."""
-        self.objective, self.optimizer, self.data = objective, optimizer, data
+        """Args that are not what their names say: ``objective`` may be wrapped in DDP; ``keep_going`` is
+        :func:`keep_books`'s; ``graph`` asks for a CUDA graph, which needs Triton: without it the host decides whether a
+        step counts, and no capture allows that.
+        """
+        self.objective, self.data = objective, data
+        self.casting, self.generator, self.keep_going = casting, generator, keep_going
         self.average, self.mixing = average, mixing
         device = data.device
         self.rates = rates.to(device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.offsets = torch.arange(data.local_batch, device=device)
         self.sums = torch.zeros(terms, dtype=torch.float32, device=device)
-        # steps whose loss or gradient was not finite, and the first of them (-1: none)
         self.bad = torch.zeros(1, dtype=torch.int64, device=device)
         self.first_bad = torch.full((1,), -1, dtype=torch.int64, device=device)
-        self.keep_going = keep_going
+        self.flag = torch.zeros(1, dtype=torch.int32, device=device)
+        self.ok = torch.ones(1, dtype=torch.int32, device=device)
         self.buffers = [b for b in objective.buffers() if b.is_floating_point()] if keep_going else []
-        self.autocast, self.generator = autocast, generator
-        # without Triton the host decides whether a step counts, which no capture allows
-        self.use_graph = graph and device.type == "cuda" and cuda_kernels(self.rates) is not None
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._kernels = kernels.find("step", device) if graph else None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self.fused = _Fused(self) if self.use_graph else None
+        if self._kernels is None:
+            self.update: Any = Gathered(optimizer)
+        else:
+            batch = data.local_batch
+            self.update = optimizer.in_place()
+            self._x, self._y = torch.zeros_like(data.x[:batch]), torch.zeros_like(data.y[:batch])
+            self._lr = torch.zeros(1, device=device)
+            # its short kernels go first wherever there is room
+            self._side = torch.cuda.Stream(device, priority=-1)
         if self.stream is not None:  # what was made so far was made on the current one
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -84,25 +135,79 @@ class TrainStep:
         else:
             self._body()
 
-    def capture(self, saved: Callable[[], Any], restore: Callable[[Any], None]) -> None:
-        """Record the step. Warm-up steps really train, so the caller's state is put back afterwards."""
-        if self.fused is None or self._graph is not None:
-            return
-        from protoseam.lab.kernels.step import compiling
+    def begin_epoch(self) -> None:
+        """Forget the sums and the bad steps of the epoch before."""
+        self.sums.zero_()
+        self.bad.zero_()
+        self.first_bad.fill_(-1)
 
-        assert self.stream is not None
-        before, counter = saved(), self.counter.clone()
-        with compiling():  # numbers are garbage meanwhile
-            self.fused.body()
+    def _body(self) -> None:
+        """One step. With kernels everything beside the network is a few launches, and one captured graph."""
+        fused = self._kernels
+        if fused is None:
+            x, y, lr = self._take()
+        else:
+            x, y, lr = self._x, self._y, self._lr
+            fused.take_batch(self.data.x, self.data.y, self.rates, self.counter, x, y, lr, self.data.steps)
+        before = [b.clone() for b in self.buffers]
+        if self.mixing is not None:
+            x, y = self.mixing(x, y, self.counter)
+        if fused is None:
+            losses = self.losses(x, y)
+            losses[0].backward()
+            losses = losses.detach()
+        else:
+            losses = self.objective.backward(x, y, self.generator, self._side, self.casting)
+        self.update.check(self.flag)
+        if self.data.world > 1:  # gradients are shared, losses are not: all processes must decide alike
+            self.flag += ~torch.isfinite(losses[0])
+            torch.distributed.all_reduce(self.flag, torch.distributed.ReduceOp.MAX)
+        (keep_books if fused is None else fused.keep_books)(
+            losses, self.flag, self.ok, self.sums, self.bad, self.first_bad, self.counter,
+            keep_going=self.keep_going,
+        )  # fmt: skip
+        self.update.apply(lr, self.ok)
+        if before:  # running statistics of a bad batch are as bad as its gradient
+            kept = [torch.where(self.ok[0] != 0, b, a) for a, b in zip(before, self.buffers, strict=True)]
+            torch._foreach_copy_(self.buffers, kept)
+        if self.average is not None:
+            self.average.update(self.ok)
+
+    def _take(self, counter: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        at, data = self.counter if counter is None else counter, self.data
+        return take_batch(data.x, data.y, self.rates, at, data.local_batch, data.steps)
+
+    def batch(self, counter: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what step ``counter`` trains on: its rows of the epoch's buffers, mixed if images are."""
+        x, y, _ = self._take(counter)
+        return (x, y) if self.mixing is None else self.mixing(x, y, counter)
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the terms of the loss of a batch, with the graph for their gradients."""
+        with self.casting():
+            losses: Tensor = self.objective(x, y, self.generator)
+        return losses
+
+    @property
+    def awaits_capture(self) -> bool:
+        """Whether :meth:`capture` is to be called before the first step."""
+        return self._kernels is not None and self._graph is None
+
+    def capture(self) -> None:
+        """Record the step in a CUDA graph. The warm-up steps really train: the caller restores its state."""
+        assert self._kernels is not None
+        counter = self.counter.clone()
+        with self._kernels.compiling():  # numbers are garbage meanwhile
+            self._body()
         for _ in range(_WARMUP_STEPS):
             self.counter.copy_(counter)  # there may be no three steps left
-            self.fused.body()
+            self._body()
         torch.cuda.synchronize(self.data.device)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         try:
             with torch.cuda.graph(graph, stream=self.stream):
-                self.fused.body()
+                self._body()
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(
@@ -110,94 +215,5 @@ class TrainStep:
                 "device, the network most likely. Train it with --graph false"
             ) from error
         self._graph = graph
-        self.fused.update.settle()
-        restore(before)
+        self.update.settle()
         self.counter.copy_(counter)
-        self.begin_epoch()
-
-    def begin_epoch(self) -> None:
-        self.sums.zero_()
-        self.bad.zero_()
-        self.first_bad.fill_(-1)
-
-    def _body(self) -> None:
-        x, y = self.batch(self.counter)
-        lr = self.rates.index_select(0, self.counter)
-        before = [b.clone() for b in self.buffers]
-        losses = self.losses(x, y)
-        losses[0].backward()
-        largest = self.optimizer.gather()
-        ok = (torch.isfinite(largest) & torch.isfinite(losses[0].detach())).reshape(1)
-        if self.data.world > 1:  # gradients are shared, losses are not: all processes must decide alike
-            agreed = ok.to(torch.int32)
-            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MIN)
-            ok = agreed.bool()
-        if not self.keep_going:
-            # once bad, nothing moves until the epoch's end: the network stays as the bad step found it
-            ok = ok & (self.bad == 0)
-        self.optimizer.apply(lr, ok)
-        self.undo(before, ok)
-        if self.average is not None:
-            self.average.update(ok)
-        self.sums += torch.where(ok, losses.detach(), 0.0)
-        torch.where((self.bad == 0) & ~ok, self.counter, self.first_bad, out=self.first_bad)
-        self.bad += ~ok
-        self.counter += 1
-
-    def batch(self, counter: Tensor) -> tuple[Tensor, Tensor]:
-        """What step ``counter`` trains on: its rows of the epoch's buffers, mixed if images are."""
-        rows = (counter % self.data.steps) * self.data.local_batch + self.offsets
-        x, y = self.data.x.index_select(0, rows), self.data.y.index_select(0, rows)
-        return (x, y) if self.mixing is None else self.mixing(x, y, counter)
-
-    def undo(self, before: list[Tensor], ok: Tensor) -> None:
-        """Put the buffers back unless ``ok``: running statistics of a bad batch are as bad as its gradient."""
-        if before:
-            kept = [torch.where(ok[0] != 0, b, a) for a, b in zip(before, self.buffers, strict=True)]
-            torch._foreach_copy_(self.buffers, kept)
-
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        with self.casting():
-            losses: Tensor = self.objective(x, y, self.generator)
-        return losses
-
-    def casting(self) -> AbstractContextManager[Any]:
-        kind = self.data.device.type
-        return torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
-
-
-class _Fused:
-    """The body of a captured step, everything beside the network in a few kernels. Owns the batch it works on."""
-
-    def __init__(self, step: TrainStep) -> None:
-        device, batch = step.data.device, step.data.local_batch
-        self.step = step
-        self.x, self.y = torch.zeros_like(step.data.x[:batch]), torch.zeros_like(step.data.y[:batch])
-        self.lr = torch.zeros(1, device=device)
-        # raised by a gradient that is not finite
-        self.flag = torch.zeros(1, dtype=torch.int32, device=device)
-        self.ok = torch.ones(1, dtype=torch.int32, device=device)
-        self.update = step.optimizer.in_place()
-        # its short kernels go first wherever there is room
-        self.side = torch.cuda.Stream(device, priority=-1)
-
-    def body(self) -> None:
-        from protoseam.lab.kernels.step import keep_books, take_batch
-
-        step = self.step
-        data = step.data
-        take_batch(data.x, data.y, step.rates, step.counter, self.x, self.y, self.lr, data.steps)
-        before = [b.clone() for b in step.buffers]
-        x, y = self.x, self.y
-        if step.mixing is not None:
-            x, y = step.mixing(x, y, step.counter)
-        losses = step.objective.backward(x, y, step.generator, self.side, step.casting)
-        self.update.check(self.flag)
-        keep_books(
-            losses, self.flag, self.ok, step.sums, step.bad, step.first_bad, step.counter,
-            keep_going=step.keep_going,
-        )  # fmt: skip
-        self.update.apply(self.lr, self.ok)
-        step.undo(before, self.ok)
-        if step.average is not None:
-            step.average.update(self.ok)

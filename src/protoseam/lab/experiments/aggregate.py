@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protoseam.lab.engine.config import BESIDE, ConfigError, RunConfig, from_dict, unlike
+from protoseam.lab.engine.config import BESIDE, ConfigError, RunConfig, unlike
+from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.plans import Scope, sweep_name
 from protoseam.lab.experiments.recipes import network

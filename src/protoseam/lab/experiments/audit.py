@@ -20,9 +20,9 @@ from protoseam.lab.data.names import for_terminal
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.objectives import Lifting, build_objective
+from protoseam.lab.engine.run import resolve_device
 from protoseam.lab.engine.rundata import load_again
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.trainer import resolve_device
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.theory import (
     CONFIDENCE,
@@ -41,7 +41,7 @@ from protoseam.theory import (
     optimal_floor,
 )
 
-__all__ = ["audit_run"]
+__all__ = ["audit_run", "rebuild"]
 
 # what a look during training must have for the figure over the epochs
 _DRAWN = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity")
@@ -58,7 +58,7 @@ def audit_run(
     """Everything the audit knows of the run in ``path``, as plain data for JSON; see docs/theory.md."""
     directory = RunDirectory(path)
     config = directory.read_config()
-    epoch, net, data = _rebuild(path, config, resolve_device(device))
+    epoch, net, data = rebuild(path, config, resolve_device(device))
     held_out = _embed(net, data.batches(split))
     if held_out is None:
         raise ConfigError(
@@ -116,7 +116,7 @@ def audit_run(
 # ------------------------------------------------------------------------------------------ the network
 
 
-def _rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, Any, Resident]:
+def rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, Any, Resident]:
     """(epoch, the lifted network in eval mode, its data), in float32 on ``device``."""
     if config.variant != "protoseam":
         raise ConfigError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from protoseam.lab.engine.config import ConfigError, RunConfig, unlike
 from protoseam.lab.engine.cost import read_cost
 from protoseam.lab.engine.distributed import refuse_torchrun
 from protoseam.lab.engine.files import StorageError, read_json, write_json
+from protoseam.lab.engine.run import DivergedError
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
 from protoseam.lab.engine.schemas import ROW, TOY, UNTESTED_ROW, problem
-from protoseam.lab.engine.session import Interrupted, train_packed
-from protoseam.lab.engine.trainer import DivergedError
+from protoseam.lab.engine.session import Interrupted, train
 from protoseam.seam.guards import SeamError
 
 __all__ = [
@@ -59,11 +59,10 @@ def run_study(
     plan: Sequence[Planned],
     folder: Path,
     *,
-    pack: int = 1,
     budget_seconds: float | None = None,
     quiet: bool = False,
 ) -> bool:
-    """Run what the plan still lacks, ``pack`` runs at a time; False if the budget ended it early.
+    """Run what the plan still lacks, one after the other; False if the budget ended it early.
 
     Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
     that diverges, whose data cannot be read, or whose directory holds one with other settings, stops no other: a
@@ -85,10 +84,10 @@ def run_study(
         left = deadline - time.monotonic()
         if left <= 0:
             return cut_short()
-        claimed = _claim(missing, folder, pack, failed)
-        if claimed:
+        claimed = _claim(missing, folder, failed)
+        if claimed is not None:
             try:
-                whole = _run(claimed, folder, deadline, quiet, failed)
+                whole = _run(claimed, folder, left, quiet, failed)
             except Interrupted:
                 cut_short()
                 raise
@@ -105,12 +104,9 @@ def run_study(
     return True
 
 
-def _claim(missing: list[Planned], folder: Path, most: int, failed: dict[str, str]) -> list[Claimed]:
-    """Lock up to ``most`` runs that nobody is at; those cut off earlier first: a checkpoint is half the work."""
-    claimed: list[Claimed] = []
+def _claim(missing: list[Planned], folder: Path, failed: dict[str, str]) -> Claimed | None:
+    """Lock a run that nobody is at; one cut off earlier first: a checkpoint is half the work."""
     for name, config in sorted(missing, key=lambda item: not working_directory(folder, item[0]).exists()):
-        if claimed and _kind(name, config) != _kind(*claimed[0][:2]):
-            continue
         directory = _claim_one(folder, name)
         if directory is None:
             continue
@@ -118,15 +114,8 @@ def _claim(missing: list[Planned], folder: Path, most: int, failed: dict[str, st
             failed[name] = why
             directory.close()
             continue
-        claimed.append((name, config, directory))
-        if len(claimed) == most:
-            break
-    return claimed
-
-
-def _kind(name: str, config: RunConfig) -> tuple[str, str, bool]:
-    """What runs that train side by side have in common."""
-    return config.data, config.model, name.startswith(UNTESTED)
+        return name, config, directory
+    return None
 
 
 def _another(directory: RunDirectory, config: RunConfig) -> str:
@@ -156,14 +145,17 @@ def _claim_one(folder: Path, name: str) -> RunDirectory | None:
     return directory
 
 
-def _run(claimed: list[Claimed], folder: Path, deadline: float, quiet: bool, failed: dict[str, str]) -> bool:
-    """Train what was claimed and keep its results; False if it was interrupted (with everything saved)."""
-    directories = [directory for _, _, directory in claimed]
+def _run(claimed: Claimed, folder: Path, left: float, quiet: bool, failed: dict[str, str]) -> bool:
+    """Train what was claimed and keep its results; False if the budget ended it (with everything saved)."""
+    name, config, directory = claimed
+    budget = None if math.isinf(left) else left
     try:
-        for some in _train(claimed, deadline, quiet, failed):
-            for name, _, directory in some:
-                write_row(folder, name, directory)
-                forget(folder, directory)
+        test = not name.startswith(UNTESTED)
+        train(config, directory.path, quiet=quiet, budget_seconds=budget, held=directory, test=test)
+        write_row(folder, name, directory)
+        forget(folder, directory)
+    except (DivergedError, SeamError, DataError) as error:
+        failed[name] = str(error)
     except Interrupted as stop:
         if stop.by_user:
             raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
@@ -171,28 +163,8 @@ def _run(claimed: list[Claimed], folder: Path, deadline: float, quiet: bool, fai
             print(str(stop).partition(";")[0])
         return False
     finally:
-        for directory in directories:
-            directory.close()
+        directory.close()
     return True
-
-
-def _train(
-    claimed: list[Claimed], deadline: float, quiet: bool, failed: dict[str, str]
-) -> Iterator[list[Claimed]]:
-    """Train side by side and yield what is finished; where one diverges, each alone from where it was saved."""
-    runs = [(config, directory.path) for _, config, directory in claimed]
-    left = None if math.isinf(deadline) else deadline - time.monotonic()
-    try:
-        held = [directory for *_, directory in claimed]
-        tested = not claimed[0][0].startswith(UNTESTED)
-        train_packed(runs, quiet=quiet, budget_seconds=left, held=held, test=tested)
-        yield claimed
-    except (DivergedError, SeamError, DataError) as error:
-        if len(claimed) == 1:
-            failed[claimed[0][0]] = str(error)
-            return
-        for one in claimed:
-            yield from _train([one], deadline, quiet, failed)
 
 
 def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.lab.engine.distributed import refuse_torchrun
+from protoseam.lab.engine.run import DivergedError
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
-from protoseam.lab.engine.session import Interrupted, train_packed
-from protoseam.lab.engine.trainer import DivergedError
+from protoseam.lab.engine.session import Interrupted, train
 from protoseam.lab.experiments import study
 from protoseam.lab.experiments.space import Space, apply, describe, grid, suggest
 from protoseam.lab.experiments.sweep_queue import Queue, heartbeats, open_queue
@@ -77,7 +77,6 @@ def plan_search(
 def run_sweep(
     searches: Sequence[Search],
     *,
-    pack: int = 1,
     budget_seconds: float | None = None,
     quiet: bool = False,
     say: Say = lambda *_: None,
@@ -92,10 +91,10 @@ def run_sweep(
         if deadline is not None and time.monotonic() >= deadline:
             return False
         with ExitStack() as locks:
-            claims = _claim(waiting, pack, locks, say)
-            if claims and not _work(claims, deadline, quiet, say):
+            claim = _claim(waiting, locks, say)
+            if claim is not None and not _work(claim, deadline, quiet, say):
                 return False
-        if not claims:  # what is left is in others' hands; should one of them die, its trial comes back
+        if claim is None:  # what is left is in others' hands; should one of them die, its trial comes back
             time.sleep(_LOOK_AGAIN)
     _tidy(searches)
     return True
@@ -119,14 +118,9 @@ def _name(slot: int, seed: int) -> str:
     return f"{slot:03d}-{seed}"
 
 
-def _claim(
-    waiting: list[tuple[Search, int, FrozenTrial]], most: int, locks: ExitStack, say: Say
-) -> list[_Claim]:
-    """Up to ``most`` trials for this worker; those with a checkpoint here first. Impossible ones end here."""
-    claims: list[_Claim] = []
+def _claim(waiting: list[tuple[Search, int, FrozenTrial]], locks: ExitStack, say: Say) -> _Claim | None:
+    """A trial for this worker, one with a checkpoint here first. Impossible ones end here."""
     for search, slot, trial in sorted(waiting, key=lambda item: not _begun_here(item[0], item[1])):
-        if len(claims) == most:
-            break
         if search.queue.shared and trial.state.name == "RUNNING":
             continue
         with ExitStack() as mine:
@@ -147,10 +141,9 @@ def _claim(
                 why = f"not run: its settings do not go together ({error})"
                 _finish(_Claim(search, slot, taken, params, nothing), why, say)
                 continue
-            runs = list(zip(configs, directories, strict=True))
-            claims.append(_Claim(search, slot, taken, params, runs))
             locks.push(mine.pop_all())
-    return claims
+            return _Claim(search, slot, taken, params, list(zip(configs, directories, strict=True)))
+    return None
 
 
 def _begun_here(search: Search, slot: int) -> bool:
@@ -168,16 +161,13 @@ def _lock(search: Search, slot: int, locks: ExitStack) -> list[RunDirectory] | N
         return None
 
 
-def _work(claims: list[_Claim], deadline: float | None, quiet: bool, say: Say) -> bool:
+def _work(claim: _Claim, deadline: float | None, quiet: bool, say: Say) -> bool:
     """Train, tell and clear up; False if it was interrupted, with everything saved."""
     try:
-        with heartbeats(claims[0].search.queue.storage, [claim.trial for claim in claims]):
-            diverged = _train(claims, deadline, quiet)
-            for claim, why in zip(claims, diverged, strict=True):
-                _finish(claim, why, say)
+        with heartbeats(claim.search.queue.storage, [claim.trial]):
+            _finish(claim, _train(claim, deadline, quiet), say)
     except Interrupted as stop:
-        for claim in claims:
-            claim.search.queue.give_back(claim.trial)
+        claim.search.queue.give_back(claim.trial)
         if stop.by_user:
             raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
         if not quiet:
@@ -186,23 +176,15 @@ def _work(claims: list[_Claim], deadline: float | None, quiet: bool, say: Say) -
     return True
 
 
-def _train(claims: list[_Claim], deadline: float | None, quiet: bool) -> list[str | None]:
-    """Train the claimed trials side by side; for each, None or why it diverged."""
-    runs = [run for claim in claims for run in claim.runs]
+def _train(claim: _Claim, deadline: float | None, quiet: bool) -> str | None:
+    """Train a trial's runs, one after the other; None, or why one diverged."""
     try:
-        train_packed(
-            [(config, directory.path) for config, directory in runs],
-            held=[directory for _, directory in runs],
-            quiet=quiet,
-            budget_seconds=None if deadline is None else deadline - time.monotonic(),
-            test=False,
-        )
+        for config, directory in claim.runs:
+            left = None if deadline is None else deadline - time.monotonic()
+            train(config, directory.path, held=directory, quiet=quiet, budget_seconds=left, test=False)
     except (DivergedError, SeamError) as error:
-        if len(claims) == 1:
-            return [str(error).partition("\n")[0]]
-        # one of them has stopped them all: each alone, from where it was saved
-        return [why for claim in claims for why in _train([claim], deadline, quiet)]
-    return [None] * len(claims)
+        return str(error).partition("\n")[0]
+    return None
 
 
 def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.lab.data.names import for_markdown
-from protoseam.lab.engine.config import RunConfig, Variant, to_yaml
+from protoseam.lab.engine.config import RunConfig, Variant
 from protoseam.lab.engine.files import write_atomically
+from protoseam.lab.engine.settings import to_yaml
 from protoseam.lab.experiments.space import apply
 from protoseam.lab.experiments.sweep import Search
 from protoseam.lab.experiments.tables import Table, csv_text, markdown

@@ -12,25 +12,22 @@ image drew, so an epoch of CIFAR reads and writes each image twice and does litt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from protoseam.lab.pipeline import randaugment
-from protoseam.lab.pipeline.augment import Augmentation, draw_parameters, scale_and_shift
-from protoseam.lab.pipeline.randaugment import RandAugment, check_images
-
 _BYTES = 2**28  # of images between two slots
 _PIXELS = 64 * 64  # of an image that a program can hold: the larger, the more spills
 
-_SHEAR_X, _ROTATE = tl.constexpr(randaugment.SHEAR_X), tl.constexpr(randaugment.ROTATE)
-_BRIGHTNESS, _COLOR = tl.constexpr(randaugment.BRIGHTNESS), tl.constexpr(randaugment.COLOR)
-_CONTRAST, _SHARPNESS = tl.constexpr(randaugment.CONTRAST), tl.constexpr(randaugment.SHARPNESS)
-_POSTERIZE, _SOLARIZE = tl.constexpr(randaugment.POSTERIZE), tl.constexpr(randaugment.SOLARIZE)
-_AUTOCONTRAST, _EQUALIZE = tl.constexpr(randaugment.AUTOCONTRAST), tl.constexpr(randaugment.EQUALIZE)
-_RED, _GREEN, _BLUE = (tl.constexpr(weight) for weight in randaugment.GRAY)
+# Numbers of operations, and the weights of gray: those of randaugment.OPS and randaugment.GRAY.
+_SHEAR_X, _ROTATE = tl.constexpr(1), tl.constexpr(5)
+_BRIGHTNESS, _COLOR, _CONTRAST, _SHARPNESS = (tl.constexpr(op) for op in range(6, 10))
+_POSTERIZE, _SOLARIZE, _AUTOCONTRAST, _EQUALIZE = (tl.constexpr(op) for op in range(10, 14))
+_RED, _GREEN = tl.constexpr(0.29890000820159912), tl.constexpr(0.5870000123977661)
+_BLUE = tl.constexpr(0.11400000005960464)
 
 
 @triton.jit
@@ -210,27 +207,33 @@ def augment_rows(
     out_BCHW: Tensor,
     images_NCHW: Tensor,
     rows_B: Tensor,
+    draws: Any,
+    tables: Sequence[Tensor],
+    scale_and_shift: tuple[Tensor, Tensor],
     *,
-    policy: Augmentation,
-    seed: int | Tensor,
-    epoch: int | Tensor,
-    mean: Tensor | Sequence[float],
-    std: Tensor | Sequence[float],
+    padding: int,
+    fill: float,
 ) -> None:
-    """``out`` becomes what ``augment(images[rows], rows, …)`` is."""
+    """Write the augmented images at ``rows_B`` into ``out_BCHW``.
+
+    Args:
+        out_BCHW: what :func:`~protoseam.lab.pipeline.augment.augment` would return.
+        images_NCHW: all images, uint8.
+        rows_B: which of them.
+        draws: what was drawn for them, :class:`~protoseam.lab.pipeline.augment.Draws`.
+        tables: of RandAugment: source maps, levels, shares.
+        scale_and_shift: of the normalisation.
+        padding: of the crop.
+        fill: value of erased pixels.
+    """
     B, C, H, W = out_BCHW.shape
-    check_images(images_NCHW, "augment_rows")
     rows_B = rows_B.contiguous()
-    draws = draw_parameters(rows_B, policy=policy, seed=seed, epoch=epoch, height=H, width=W)
-    choice = policy.randaugment or RandAugment(num_ops=0)
-    maps, levels, shares = (randaugment.table(which, choice, images_NCHW) for which in range(3))
-    scale, shift = scale_and_shift(mean, std, C, out_BCHW.device)
+    maps, levels, shares = tables
     op_SB, negative_SB = draws.op_SB, draws.negative_SB
-    if choice.num_ops == 0:  # one slot all the same, for the identity
+    if len(op_SB) == 0:  # one slot all the same, for the identity
         op_SB = torch.zeros(1, B, dtype=torch.int64, device=out_BCHW.device)
         negative_SB = op_SB != 0
     crop_2B, erase_4B = draws.crop_2B.contiguous(), draws.erase_4B.contiguous()
-    fill = 0.0 if policy.erase is None else policy.erase.value
     block = triton.next_power_of_2(H * W)
     source, last = images_NCHW, len(op_SB) - 1
     for slot in range(last + 1):
@@ -241,8 +244,8 @@ def augment_rows(
         with torch.cuda.device_of(out_BCHW):  # Triton launches on the current device, torch on the tensor's
             _slot[(B,)](
                 source, rows_B, target, op_SB[slot], negative_SB[slot], crop_2B, draws.flip_B, erase_4B,
-                maps, levels, shares, scale, shift, fill, B, SB, OB,
-                PADDING=policy.crop_padding, SC=SC, SP=SP, OC=OC, OP=OP, C=C, H=H, W=W, MAPS=maps.shape[1],
+                maps, levels, shares, *scale_and_shift, fill, B, SB, OB,
+                PADDING=padding, SC=SC, SP=SP, OC=OC, OP=OP, C=C, H=H, W=W, MAPS=maps.shape[1],
                 FIRST=slot == 0, LAST=slot == last, BLOCK=block, num_warps=max(1, min(16, block // 256)),
                 enable_fp_fusion=False,
             )  # fmt: skip

@@ -234,9 +234,9 @@ def _sgd(
     GUARDED: tl.constexpr, SEPARATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < n
     if GUARDED:
-        mask = mask & (tl.load(ok_ptr) != 0)
+        n = tl.where(tl.load(ok_ptr) != 0, n, 0)
+    mask = at < n
     lr = tl.load(lr_ptr) * scale
     p = tl.load(master + at, mask=mask, other=0.0)
     v = tl.load(velocity + at, mask=mask, other=0.0)

@@ -15,15 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from protoseam.lab.pipeline.counter_rng import bernoulli, random_words, uniform, uniform_integer
-from protoseam.lab.pipeline.randaugment import OPS, RandAugment, check_images, photometric, warp
+from protoseam.lab.pipeline.randaugment import OPS, RandAugment, check_images, photometric, table, warp
 
-__all__ = ["Augmentation", "Draws", "Erase", "augment", "draw_parameters", "normalise"]
+__all__ = ["Augmentation", "Draws", "Erase", "augment", "augment_with", "draw_parameters", "normalise"]
 
 # Outside a compiled graph, intermediate results are int64 and float64 tensors of this many elements at most
 # (8 bytes each, about six alive at a time): as few kernels as that memory allows on an accelerator, the cache's
@@ -240,3 +240,31 @@ def augment(
         chunk = slice(start, start + step)
         result_BCHW[chunk] = whole(images_BCHW[chunk], Draws(*(drawn[..., chunk] for drawn in draws)))
     return result_BCHW
+
+
+def augment_with(
+    kernels: Any,
+    out_BCHW: Tensor,
+    images_NCHW: Tensor,
+    rows_B: Tensor,
+    *,
+    policy: Augmentation,
+    seed: int | Tensor,
+    epoch: int | Tensor,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+) -> None:
+    """Write ``augment(images[rows], rows, …)`` into ``out``, by :mod:`protoseam.lab.kernels.augment`."""
+    check_images(images_NCHW, "augment_with")
+    C, H, W = out_BCHW.shape[1:]
+    choice = policy.randaugment or RandAugment(num_ops=0)
+    kernels.augment_rows(
+        out_BCHW,
+        images_NCHW,
+        rows_B,
+        draw_parameters(rows_B, policy=policy, seed=seed, epoch=epoch, height=H, width=W),
+        [table(which, choice, images_NCHW) for which in range(3)],
+        scale_and_shift(mean, std, C, out_BCHW.device),
+        padding=policy.crop_padding,
+        fill=0.0 if policy.erase is None else policy.erase.value,
+    )

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protoseam.errors import DataError, DataWarning
+from protoseam.lab import kernels
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.split import channel_statistics, stratified_split
-from protoseam.lab.pipeline.augment import Augmentation, augment, normalise
+from protoseam.lab.pipeline.augment import Augmentation, augment, augment_with, normalise
 
 __all__ = ["Resident", "epoch_seed", "suitable_batch"]
 
@@ -121,18 +122,17 @@ class Resident:
         self._spare: _Spare | None = None
         self._augment: Callable[..., Tensor] = augment
         self._kernels: Any = None
-        self._compiles = compile and self.policy != Augmentation.none()
+        triton = kernels.find("step", self.device) is not None
+        self._compiles = compile and triton and self.policy != Augmentation.none()
         if self._compiles and compile_at_once:
             self._compile()
 
     def _compile(self) -> None:
         self._compiles = False
-        if self.images.is_cuda:
-            from protoseam.lab.kernels import augment as augment_kernels
-
-            if augment_kernels.supports(self.images):
-                self._kernels = augment_kernels
-                return
+        found = kernels.find("augment", self.device)
+        if found is not None and found.supports(self.images):
+            self._kernels = found
+            return
         self._augment = torch.compile(augment, fullgraph=True, dynamic=False)
 
     # ------------------------------------------------------------------ training
@@ -175,20 +175,23 @@ class Resident:
         at = torch.full((), epoch, dtype=torch.int64, device=self.device)
         torch.index_select(self.labels, 0, indices, out=y)
         most = _CHUNK if self._kernels is None else self._kernels.chunk(self.images)
+        how: dict[str, Any] = {
+            "policy": self.policy,
+            "seed": self._seed,
+            "epoch": at,
+            "mean": self.mean,
+            "std": self.std,
+        }
         for lo, hi in _equal_chunks(len(indices), most):
-            if self._kernels is None:
-                x[lo:hi] = self._augmented(indices[lo:hi], at)
+            rows = indices[lo:hi]
+            if self._kernels is not None:
+                augment_with(self._kernels, x[lo:hi], self.images, rows, **how)
+                continue
+            images = self.images.index_select(0, rows)
+            if self.policy == Augmentation.none():
+                x[lo:hi] = self._normalised(images)
             else:
-                self._kernels.augment_rows(
-                    x[lo:hi],
-                    self.images,
-                    indices[lo:hi],
-                    policy=self.policy,
-                    seed=self._seed,
-                    epoch=at,
-                    mean=self.mean,
-                    std=self.std,
-                )
+                x[lo:hi] = self._augment(images, rows, dtype=self.dtype, **how)
         if self._compiles:
             self._compile()
 
@@ -208,21 +211,6 @@ class Resident:
             yield self._normalised(images[chosen]), labels[chosen]
 
     # ------------------------------------------------------------------ helpers
-
-    def _augmented(self, indices: Tensor, epoch: Tensor) -> Tensor:
-        images = self.images.index_select(0, indices)
-        if self.policy == Augmentation.none():
-            return self._normalised(images)
-        return self._augment(
-            images,
-            indices,
-            policy=self.policy,
-            seed=self._seed,
-            epoch=epoch,
-            mean=self.mean,
-            std=self.std,
-            dtype=self.dtype,
-        )
 
     def _normalised(self, images: Tensor) -> Tensor:
         if self.flat:

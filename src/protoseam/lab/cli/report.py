@@ -1,0 +1,52 @@
+"""``protoseam report DIR…``: the page of a run, or of several side by side, as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["add_arguments", "leave_page", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="a run's directory, a folder of runs, or a study's folder or file; several are compared",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to write it (report.html in DIR; for several in the folder they share)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from protoseam.lab.report.page import write_page
+
+    path = write_page(args.runs, args.out)
+    print(f"{path}: {path.stat().st_size / 1e6:.2f} MB; open it in a browser")
+    return 0
+
+
+def leave_page(places: Sequence[Path], out: Path | None = None) -> Path | None:
+    """Write the page at the end of another command and say where; a page that fails does not fail the command."""
+    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process writes
+        return None
+    from protoseam.errors import ProtoSeamError
+    from protoseam.lab.data.names import for_terminal
+    from protoseam.lab.report.page import write_page
+
+    try:
+        path = write_page(places, out)
+    except (ProtoSeamError, OSError) as error:
+        print(for_terminal(f"no page: {error}"), file=sys.stderr)
+        return None
+    print(for_terminal(f"page: {path}"))
+    return path

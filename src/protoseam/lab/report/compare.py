@@ -1,0 +1,242 @@
+"""Several runs side by side: accuracies, paired differences with intervals, curves, and which settings differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protoseam.lab.engine.config import BESIDE
+from protoseam.lab.experiments import paper
+from protoseam.lab.report.gather import Gathered
+from protoseam.lab.report.markup import Markup, section, table, tag
+from protoseam.lab.report.payload import rounded
+from protoseam.lab.report.single import duration, percent, settings_of
+
+__all__ = ["Group", "comparison_sections", "grouped", "paired"]
+
+_ASIDE = {*BESIDE, "seed", "data_root", "keep_embeddings", "audit_every", "eval_every", "checkpoint_every"}
+_DRAWN = 10  # groups in one chart, as many as there are colours
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed."""
+
+    settings: dict[str, Any]
+    runs: list[Gathered]
+    label: str = ""
+
+    @property
+    def block(self) -> str:
+        """Only runs on the same data with the same network are compared."""
+        options = ", ".join(f"{k} {v}" for k, v in (self.settings.get("model_options") or {}).items())
+        return (
+            f"{Path(str(self.settings['data'])).name}, {self.settings['model']}{options and f' ({options})'}"
+        )
+
+    def by_seed(self, what: str) -> dict[int, float]:
+        """Percent by seed; of a seed that was run twice, the last."""
+        found = {int(run.config["seed"]): getattr(run, what) for run in self.runs}
+        return {seed: 100 * value for seed, value in found.items() if value is not None}
+
+
+def grouped(runs: Sequence[Gathered]) -> list[Group]:
+    """Groups in the order of their first runs, labelled by the settings in which they differ."""
+    found: dict[str, Group] = {}
+    for run in runs:
+        settings = {k: v for k, v in settings_of(run.config).items() if k not in _ASIDE}
+        if settings["data"] in paper.DATASETS and settings["augment"] == "auto":
+            settings["augment"] = "paper"  # the same for these images
+        if settings["variant"] != "protoseam":  # which has no seam to be set
+            settings = {k: v for k, v in settings.items() if not k.startswith("lift.") or k == "lift.dim"}
+        found.setdefault(repr(sorted(settings.items(), key=str)), Group(settings, [])).runs.append(run)
+    groups = list(found.values())
+    varying = differing(groups)
+    return [dataclasses.replace(g, label=_label(g, groups, varying)) for g in groups]
+
+
+def differing(groups: Sequence[Group]) -> list[str]:
+    """The settings that are not the same in all groups; what a group does not have counts as no difference."""
+    names = dict.fromkeys(name for group in groups for name in group.settings)
+    values = {n: {repr(g.settings[n]) for g in groups if n in g.settings} for n in names}
+    return [name for name in names if len(values[name]) > 1]
+
+
+def _label(group: Group, groups: Sequence[Group], varying: list[str]) -> str:
+    """The variant, and within the same data, network and variant whatever else differs."""
+    kin = [g for g in groups if (g.block, g.settings["variant"]) == (group.block, group.settings["variant"])]
+    names = [name for name in differing(kin) if name not in ("data", "model", "model_options", "variant")]
+    more = ", ".join(f"{name.rpartition('.')[2]} {_short(group.settings[name])}" for name in names)
+    return f"{group.settings['variant']}{more and f', {more}'}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def paired(one: dict[int, float], other: dict[int, float]) -> tuple[float, tuple[float, float] | None] | None:
+    """Mean difference over the seeds that both have, and its 95 % interval by Student's t from two seeds on."""
+    values = [one[seed] - other[seed] for seed in one if seed in other]
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None
+    from scipy.stats import t  # a second to import, so only when there is something to compute
+
+    reach = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, (mean - reach, mean + reach)
+
+
+def comparison_sections(groups: list[Group], beside: Path | None) -> tuple[list[Markup], dict[str, Any]]:
+    """HTML of the comparison, and what the script draws in it."""
+    tested = any(group.by_seed("test") for group in groups)
+    what = "test" if tested else "validation"
+    blocks: dict[str, list[Group]] = {}
+    for group in groups:
+        blocks.setdefault(group.block, []).append(group)
+    sections = [_results(blocks, what), _charts(blocks), _settings(groups), _list(groups, beside)]
+    return sections, {"compare": [_chart(name, own) for name, own in blocks.items()]}
+
+
+def _reference(groups: list[Group]) -> Group:
+    """The one group of variant baseline, else the first."""
+    plain = [group for group in groups if group.settings["variant"] == "baseline"]
+    return plain[0] if len(plain) == 1 else groups[0]
+
+
+def _results(blocks: dict[str, list[Group]], what: str) -> Markup:
+    tables = []
+    for name, groups in blocks.items():
+        reference, rows = _reference(groups), []
+        for group in sorted(groups, key=lambda g: -_mean(g.by_seed(what))):
+            own = group.by_seed(what)
+            rows.append(
+                [
+                    group.label,
+                    str(len(group.runs)),
+                    _number(_mean(own)),
+                    f"{max(own.values()) - min(own.values()):.2f}" if len(own) > 1 else "–",
+                    "reference" if group is reference else _difference(own, reference.by_seed(what)),
+                    duration(_mean_seconds(group)),
+                ]
+            )
+        head = [
+            "Setting",
+            "Runs",
+            f"{what.capitalize()} accuracy, %",
+            "Spread",
+            f"To {reference.label}",
+            "Time per run",
+        ]
+        tables.append(table(name, head, rows, class_="wide"))
+    return section(
+        "results",
+        "Results",
+        *tables,
+        lead="Differences are in points, paired over the seeds that both have, with the 95 % interval of their mean "
+        "(Student's t) in brackets. Spread is the largest minus the smallest.",
+    )
+
+
+def _difference(own: dict[int, float], reference: dict[int, float]) -> str:
+    found = paired(own, reference)
+    if found is None:
+        return "no seed in common"
+    mean, interval = found
+    text = f"{mean:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+    return text.replace("-", "−")
+
+
+def _mean(values: dict[int, float]) -> float:
+    return statistics.fmean(values.values()) if values else -math.inf
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "–"
+
+
+def _mean_seconds(group: Group) -> float | None:
+    seconds = [run.seconds for run in group.runs if run.seconds is not None]
+    return statistics.fmean(seconds) if seconds else None
+
+
+def _charts(blocks: dict[str, list[Group]]) -> Markup:
+    lead = "The mean over the seeds of each setting. Point at a curve to read its values."
+    if any(len(groups) > _DRAWN for groups in blocks.values()):
+        lead += f" Of many settings the {_DRAWN} with the highest last validation accuracy are drawn."
+    return section(
+        "compare",
+        "Curves side by side",
+        tag("div", id="compare-grid", class_="grid broad"),
+        short="Curves",
+        lead=lead,
+    )
+
+
+def _chart(name: str, groups: list[Group]) -> dict[str, Any]:
+    best = sorted(groups, key=lambda g: -_mean(g.by_seed("validation")))[:_DRAWN]
+    chosen = [group for group in groups if group in best]
+    epochs = sorted({row["epoch"] for group in chosen for run in group.runs for row in run.metrics})
+    series = {}
+    for group in chosen:
+        by_epoch: dict[int, list[float]] = {}
+        for run in group.runs:
+            for row in run.metrics:
+                if row["validation_accuracy"] is not None:
+                    by_epoch.setdefault(row["epoch"], []).append(100 * row["validation_accuracy"])
+        series[group.label] = [
+            rounded(statistics.fmean(by_epoch[e])) if e in by_epoch else None for e in epochs
+        ]
+    return {
+        "title": f"Validation accuracy: {name}",
+        "unit": "%",
+        "log": False,
+        "epochs": epochs,
+        "series": series,
+    }
+
+
+def _settings(groups: list[Group]) -> Markup:
+    names = differing(groups)
+    if not names:
+        return section(
+            "differing", "Which settings differ", tag("p", "None: the runs differ in the seed alone.")
+        )
+    rows = [[g.label, *(_short(g.settings.get(name, "")) for name in names)] for g in groups]
+    return section(
+        "differing",
+        "Which settings differ",
+        table("Settings that differ", ["Setting", *names], rows),
+        short="Settings",
+        lead="All other settings are the same. An empty cell means that the variant does not have the setting.",
+    )
+
+
+def _list(groups: list[Group], beside: Path | None) -> Markup:
+    rows = [
+        [
+            _linked(run, beside),
+            str(run.config["seed"]),
+            percent(run.test),
+            percent(run.validation),
+            str(len(run.metrics)),
+        ]
+        for group in groups
+        for run in group.runs
+    ]
+    return section("runs", "All runs", table("Runs", ["Run", "Seed", "Test", "Validation", "Epochs"], rows))
+
+
+def _linked(run: Gathered, beside: Path | None) -> str:
+    """The name of a run, with a link to its own page where there is one."""
+    own = None if run.place is None else run.place / "report.html"
+    if own is None or beside is None or not own.exists() or own.resolve().parent == beside.resolve():
+        return run.name
+    return tag("a", run.name, href=os.path.relpath(own.resolve(), beside.resolve()))

@@ -1,0 +1,346 @@
+"""The sections of one run's page."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protoseam.lab.engine.config import RunConfig, to_dict
+from protoseam.lab.report.gather import Gathered
+from protoseam.lab.report.markup import Markup, section, table, tag
+from protoseam.lab.report.payload import answers_payload, calibration, curves_payload, latent_payload
+
+__all__ = ["command_of", "duration", "percent", "run_sections", "settings_of"]
+
+_VARIANTS = {"baseline": "Baseline", "unlifted": "Unlifted", "protoseam": "ProtoSeam"}
+_ENVIRONMENT = {
+    "protoseam": "ProtoSeam", "commit": "Commit", "torch": "PyTorch", "python": "Python", "device": "Device",
+    "cpu": "Processor", "threads": "Threads", "processes": "Processes", "system": "System",
+}  # fmt: skip
+# Terms of eq:decomposition, in the order of the bound, as a reader meets them.
+_BOUND = (
+    ("sampled_loss", "Loss on sampled points", "N2's loss on the points it learns from, drawn around the prototypes."),
+    ("mean_mismatch", "Means beside prototypes", "The classes' held-out means do not lie on their prototypes."),
+    ("covariance_mismatch", "Another spread", "Held-out images scatter otherwise than the points that N2 learns from."),
+    ("non_gaussianity", "Not Gaussian", "The clouds of held-out images are not Gaussian. This is an upper estimate."),
+)  # fmt: skip
+
+
+def run_sections(run: Gathered) -> tuple[list[Markup], dict[str, Any]]:
+    """HTML of the sections, and what the script draws in them."""
+    payload: dict[str, Any] = {"classes": run.classes, "curves": curves_payload(run.metrics)}
+    sections = [_curves(run)] if run.metrics else []
+    if (latent := latent_payload(run)) is not None:
+        payload["latent"] = latent
+        sections.append(_latent(run, latent))
+    answers = answers_payload(run)
+    if answers is not None:
+        payload["answers"] = answers
+        payload["classes"] = [run.class_name(c) for c in range(_class_count(run))]
+    if answers is not None and "confusion" in answers:
+        reliability = calibration(run)
+        payload["reliability"] = reliability
+        sections += [
+            _mistakes(run),
+            _classes(run),
+            _reliability(reliability or {}),
+            _images("sheet" in answers),
+        ]
+    if {"risk", "bound", *(key for key, *_ in _BOUND)} <= set(run.bound):
+        sections.append(_bound(run.bound))
+    return [*sections, _about(run)], payload
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """``42 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
+
+
+def headline(run: Gathered) -> str:
+    config = run.config
+    seam = f", seam width {config['lift']['dim']}" if config["variant"] != "baseline" else ""
+    return (
+        f"{_VARIANTS[config['variant']]} training of {config['model']} on {Path(str(config['data'])).name}, "
+        f"{config['epochs']} epochs, seed {config['seed']}{seam}"
+    )
+
+
+def tiles(run: Gathered) -> Markup:
+    """The few numbers that a reader wants first."""
+    shown = [("Test accuracy", percent(run.test)), ("Validation accuracy", percent(run.validation))]
+    if (found := calibration(run)) is not None:
+        shown += [("Calibration error", percent(found["ece"])), ("Test NLL", f"{found['nll']:.3f}")]
+    shown.append(("Training time", duration(run.seconds)))
+    if run.summary.get("parameters"):
+        shown.append(("Parameters", f"{run.summary['parameters']:,}"))
+    return tag(
+        "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in shown), class_="tiles"
+    )
+
+
+def _curves(run: Gathered) -> Markup:
+    done, planned = len(run.metrics), run.config["epochs"]
+    unfinished = "" if done >= planned else f" The run has ended {done} of {planned} epochs."
+    return section(
+        "curves",
+        "How it learned",
+        tag("div", id="curve-grid", class_="grid"),
+        short="Curves",
+        lead="One point per epoch. Point at a curve to read its values." + unfinished,
+    )
+
+
+def _latent(run: Gathered, latent: dict[str, Any]) -> Markup:
+    kept, count = latent["points"], len(run.latents["label"])
+    lifted = "s" in latent
+    what = "N1's output" if lifted else "The input of the last layer"
+    lead = (
+        f"{what} for {kept:,} of {count:,} test images"
+        if kept < count
+        else f"{what} for the {count:,} test images"
+    )
+    lead += ", coloured by true class."
+    if lifted:
+        lead += " Stars are prototypes; an ellipse reaches two deviations of the covariance that N2's samples have."
+    if "head" in latent:
+        lead += " The tint is N2's decision."
+    if latent["directions"] > 2 or (latent["width"] or 3) > 2:
+        lead += (
+            f" Of {latent['width'] or 'many'} dimensions the page shows two at a time, along directions that were "
+            "fitted once, on the last epoch, and stay still while the epochs pass."
+        )
+    slider = tag(
+        "input",
+        type="range",
+        id="epoch",
+        min="0",
+        max=str(len(latent["epochs"]) - 1),
+        step="1",
+        value="0",
+        aria_label="Epoch",
+    )
+    controls = tag(
+        "div",
+        tag("button", "Play", type="button", id="play"),
+        slider,
+        tag("output", "", id="epoch-shown", for_="epoch"),
+        class_="controls",
+    )
+    choices = tag(
+        "div",
+        tag("label", "Plane ", tag("select", id="plane")),
+        tag("label", "Class ", tag("select", tag("option", "all", value="-1"), id="only")),
+        tag("label", tag("input", type="checkbox", id="wrong"), " only wrong answers"),
+        class_="controls",
+    )
+    canvas = tag("canvas", id="latent-view", tabindex="0", role="img", aria_label="The latent space")
+    keys = "With the keyboard: focus the picture, then the arrow keys go from image to image."
+    side = tag(
+        "div",
+        choices,
+        tag("div", "Point at an image to see it here.", id="point", aria_live="polite", class_="card"),
+        tag("ul", id="legend"),
+        tag("p", keys, class_="hint"),
+        class_="side",
+    )
+    view = tag("div", tag("div", canvas, class_="stage"), side, class_="split")
+    return section(
+        "latent", "The latent space over the epochs", controls, view, short="Latent space", lead=lead
+    )
+
+
+def _mistakes(run: Gathered) -> Markup:
+    kept = run.latents
+    wrong = int((kept["label"] != kept["first"]).sum())
+    matrix = tag(
+        "div", id="confusion", class_="scroll", tabindex="0", role="region", aria_label="Confusion matrix"
+    )
+    side = tag(
+        "div",
+        tag("h3", "Most frequent mistakes"),
+        tag("ul", id="top-mistakes", class_="chips"),
+        tag("div", "Choose a cell to see its images.", id="cell", class_="card", aria_live="polite"),
+        class_="side",
+    )
+    lead = f"{wrong:,} of {len(kept['label']):,} test images have a wrong answer. Choose a cell to see its images."
+    view = tag("div", matrix, side, class_="split matrix-split")
+    return section("mistakes", "What it confuses", view, short="Mistakes", lead=lead)
+
+
+def _class_count(run: Gathered) -> int:
+    highest = max(int(run.latents[n].max()) for n in ("label", "first") if n in run.latents)
+    return max(len(run.classes), highest + 1)
+
+
+def _classes(run: Gathered) -> Markup:
+    kept = run.latents
+    C, label, hit = _class_count(run), kept["label"].long(), (kept["label"] == kept["first"]).double()
+    count = torch.bincount(label, minlength=C)
+    right = torch.bincount(label, weights=hit, minlength=C) / count.clamp_min(1)
+    located = "spread" in kept and len(kept["spread"]) == C
+    head = ["Class", "Test images", "Right"]
+    head += ["Spread", "Nearest rival", "Distance", "Distance / spread"] if located else []
+    rows = []
+    for c in right.argsort(stable=True).tolist():
+        row: list[str] = [run.class_name(c), f"{int(count[c]):,}", _bar(float(right[c])) if count[c] else "–"]
+        if located:
+            spread, distance = float(kept["spread"][c]), float(kept["distance"][c])
+            ratio = f"{distance / spread:.1f}" if spread > 0 else "–"
+            row += [f"{spread:.3g}", run.class_name(int(kept["rival"][c])), f"{distance:.3g}", ratio]
+        rows.append(row)
+    where = "prototypes" if "prototypes" in kept else "class means"
+    lead = "The classes with most errors come first."
+    if located:
+        lead += (
+            " Spread is the root mean square distance of a class's test images from their mean; distance is from its "
+            f"own to the nearest of the other {where}. Where their ratio is small, classes overlap."
+        )
+    return section(
+        "classes",
+        "Class by class",
+        table("Test images by class", head, rows, class_="wide"),
+        short="Classes",
+        lead=lead,
+    )
+
+
+def _bar(share: float) -> Markup:
+    return tag(
+        "span",
+        tag("span", "", class_="fill", style=f"width:{100 * share:.1f}%"),
+        tag("span", percent(share, 1)),
+        class_="bar",
+    )
+
+
+def _reliability(found: dict[str, Any]) -> Markup:
+    return section(
+        "reliability",
+        "Can its probabilities be believed?",
+        tag("div", id="reliability-chart", class_="narrow"),
+        short="Reliability",
+        lead="Test images, sorted by the probability of their answer. A bar that ends on the diagonal is right as "
+        f"often as it says. The mean gap, the expected calibration error, is {percent(found.get('ece'))} over "
+        f"{len(found.get('bins', []))} bins of equal width.",
+    )
+
+
+def _images(pictures: bool) -> Markup:
+    what = "images" if pictures else "samples"
+    return section(
+        "worst",
+        f"The worst and the most doubtful {what}",
+        tag("h3", "Least probability for the true class"),
+        tag("ul", id="worst-images", class_="gallery"),
+        tag("h3", "First and second answer closest"),
+        tag("ul", id="doubtful-images", class_="gallery"),
+        short=what.capitalize(),
+        lead="The caption says the true class, then the answer with its probability.",
+    )
+
+
+def _bound(bound: dict[str, float]) -> Markup:
+    total = max(bound["bound"], 1e-12)
+    rows: list[list[str]] = [
+        [name, f"{bound[key]:.4g}", _bar(max(0.0, bound[key] / total)), words] for key, name, words in _BOUND
+    ]
+    risk = _bar(min(1.0, bound["risk"] / total))
+    rows += [
+        [
+            "Their sum: the bound",
+            f"{bound['bound']:.4g}",
+            "",
+            "The loss on held-out images cannot exceed it.",
+        ],
+        ["Measured loss", f"{bound['risk']:.4g}", risk, "On the validation images, a mean over the classes."],
+    ]
+    times = f"{bound['bound'] / bound['risk']:.1f} times" if bound["risk"] > 0 else "above"
+    return section(
+        "bound",
+        "What theory promises",
+        table(
+            "The terms of the bound", ["Term", "Loss", "Share of the bound", "In words"], rows, class_="words"
+        ),
+        short="Bound",
+        lead="The loss of the deployed network is at most N2's loss on sampled points plus three terms that say how "
+        "far the sampled points are from the images. The terms are weighted with the steepness of N2's loss. Here the "
+        f"bound is {times} the measured loss.",
+    )
+
+
+def settings_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings in one level: optim.lr and so on."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if key in ("optim", "lift") else {key: value}
+    return flat
+
+
+def command_of(config: dict[str, Any]) -> str:
+    """The command that trains this run again."""
+    usual = settings_of(to_dict(RunConfig()))
+    words = ["protoseam", "train"]
+    for key, value in settings_of(config).items():
+        if value == usual.get(key) or value is None or key == "data_root":
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words += [f"--{key}", text]
+    return shlex.join(words)
+
+
+def _about(run: Gathered) -> Markup:
+    usual = settings_of(to_dict(RunConfig()))
+    settings = [
+        [name, "none" if value is None else str(value), "" if value == usual.get(name) else "changed"]
+        for name, value in settings_of(run.config).items()
+        if name != "data_root"
+    ]
+    facts = [("Data", _data(run)), ("Training time", duration(run.seconds))]
+    facts += [
+        (name, str(run.environment[key]))
+        for key, name in _ENVIRONMENT.items()
+        if run.environment.get(key) is not None
+    ]
+    if run.summary.get("rate_scale"):
+        facts.append(("Learning rates", f"times {run.summary['rate_scale']:g}, after it diverged"))
+    command = tag(
+        "pre", tag("code", command_of(run.config)), tabindex="0", role="region", aria_label="Command"
+    )
+    heads = ["Setting", "Value", "Against the default"]
+    return section(
+        "about",
+        "What was trained, and how",
+        tag("h3", "To repeat it"),
+        command,
+        tag("h3", "Data and environment"),
+        tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts"),
+        tag(
+            "details",
+            tag("summary", f"All {len(settings)} settings"),
+            table("Settings", heads, settings),
+        ),
+        short="Settings",
+    )
+
+
+def _data(run: Gathered) -> str:
+    name = Path(str(run.config["data"])).name
+    if run.data is None:
+        return name
+    parts = (("training", run.data.train), ("test", run.data.test))
+    counts = ", ".join(f"{int(part[0]):,} {kind}" for kind, part in parts if part)
+    shape = "×".join(map(str, run.data.sample_shape))
+    return f"{name}: {counts} samples of shape {shape}, {len(run.data.classes)} classes"

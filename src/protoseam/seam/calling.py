@@ -1,0 +1,58 @@
+"""How a network is called: with a tensor, or with a dict by name; and where its logits are in what it returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+__all__ = ["accepted_names", "call", "inputs_and_labels"]
+
+LABEL_KEYS = ("labels", "label")
+
+
+def accepted_names(model: nn.Module) -> frozenset[str] | None:
+    """The names of the arguments that a forward accepts; None if it accepts every name."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def call(model: nn.Module, x: Any, names: frozenset[str] | None) -> Any:
+    """``model(x)``, or ``model(**x)`` for a dict whose keys the forward accepts; ``.logits`` of an output object."""
+    by_name = isinstance(x, Mapping) and (names is None or names.issuperset(x))
+    output = model(**x) if by_name else model(x)
+    if isinstance(output, Tensor | fx.Proxy):  # a proxy: somebody is tracing
+        return output
+    return getattr(output, "logits", output)
+
+
+def inputs_and_labels(batch: Any, what: str) -> tuple[Any, Any]:
+    """The two parts of a batch: ``(inputs, labels, …)``, or a dict that holds labels among the inputs."""
+    if isinstance(batch, Mapping):
+        key = next((key for key in LABEL_KEYS if key in batch), None)
+        if key is None:
+            raise TypeError(
+                f"{what} found no labels in a batch with the keys {', '.join(map(repr, batch))}: name them "
+                "'labels', or yield (inputs, labels) pairs"
+            )
+        return {name: part for name, part in batch.items() if name != key}, batch[key]
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
+        raise TypeError(
+            f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
+        )
+    if len(batch) > 2 and _index_first(batch):
+        raise TypeError(
+            f"{what} needs a loader whose batches begin with (inputs, labels), but they begin with an index or "
+            "a label: leave it out, as in [(x, y) for _, x, y in loader]"
+        )
+    return batch[0], batch[1]
+
+
+def _index_first(batch: Any) -> bool:
+    """Whether a batch is (index, inputs, labels): one number per sample, and something larger where labels belong."""
+    one, two = (part if isinstance(part, Tensor) else None for part in batch[:2])
+    return one is not None and two is not None and one.ndim == 1 and two.ndim > 1

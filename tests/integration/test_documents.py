@@ -1,0 +1,148 @@
+"""Every code block of the README and of docs/: Python is executed, commands and settings are read by their parsers."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sybil import Document, Example
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from protoseam.lab.cli.main import VERBS
+from protoseam.lab.cli.options import spelled
+from protoseam.lab.engine.config import from_dict, parse_yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+
+
+def prepared() -> dict[str, Any]:
+    """What a page may take for given: a network and data of the reader's own."""
+    digits = load_digits()
+    x = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target)
+    order = torch.randperm(len(y))
+    first, rest = order[:1200], order[1200:]
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10),
+    )  # fmt: skip
+    return {
+        "model": model,
+        "loader": DataLoader(TensorDataset(x[first], y[first]), batch_size=64, shuffle=True),
+        "held_out": DataLoader(TensorDataset(x[rest], y[rest]), batch_size=256),
+        "x": x[first[:64]],
+        "y": y[first[:64]],
+        "epochs": 2,
+    }
+
+
+def check_commands(text: str) -> int:
+    """Parse each ``protoseam …`` line of a shell block; return how many there are."""
+    lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines()]
+    found = 0
+    for words in lines:
+        while words and re.fullmatch(r"\w+=\S*", words[0]):  # variables of the environment
+            words.pop(0)
+        if words[:1] == ["protoseam"]:
+            parse(words[1], words[2:])
+            found += 1
+        elif words[:1] == ["python"] and words[1].endswith(".py"):
+            assert (ROOT / words[1]).exists(), f"there is no {words[1]}"
+        elif words[:1] == ["make"]:
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), f"make has no {words[1]}"
+    return found
+
+
+def parse(verb: str, words: list[str]) -> None:
+    """Read a command with its own parser, which raises or exits if something in it is unknown."""
+    assert verb in VERBS, f"there is no verb {verb}"
+    if words == ["--help"]:
+        return
+    module = importlib.import_module(f"protoseam.lab.cli.{verb}")
+    if hasattr(module, "build_parser"):
+        from protoseam.lab.cli import train
+
+        parser = module.build_parser(train.find_recipe(words))
+        words = spelled(words, parser)
+        parser.parse_args(train._listed(words) if verb == "train" else words)
+    else:
+        parser = argparse.ArgumentParser(prog=f"protoseam {verb}")
+        module.add_arguments(parser)
+        parser.parse_args(spelled(words, parser))
+
+
+def evaluate_shell(example: Example) -> None:
+    check_commands(example.parsed)
+
+
+def evaluate_config(example: Example) -> None:
+    from_dict(parse_yaml(example.parsed.encode()))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with the one file that a command of the documents reads when it is parsed."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "sweeps" / "digits-mlp" / "baseline" / "best.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("epochs: 1\n")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_of_a_page_runs(name: str) -> None:
+    document = Document.parse(
+        str(ROOT / name),
+        PythonCodeBlockParser(),
+        CodeBlockParser(language="sh", evaluator=evaluate_shell),
+        CodeBlockParser(language="yaml", evaluator=evaluate_config),
+    )
+    given = prepared() | ({"epochs": 15} if name == "README.md" else {})
+    document.namespace.update(given)
+    for example in document.examples():
+        example.evaluate()
+    if name == "README.md":  # the loop does what it promises, on a network and data it was not written for
+        plain = document.namespace["plain"]
+        assert [type(m) for m in plain] == [type(m) for m in given["model"]]
+        with torch.no_grad():
+            right = torch.cat([plain(x).argmax(1) == y for x, y in given["held_out"]])
+        assert float(right.double().mean()) > 0.97
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_in_the_text_parse(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    fence = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    for language, block in fence.findall(text):
+        if language not in ("python", "sh"):  # those are evaluated above
+            check_commands("\n".join(line for line in block.splitlines() if line.startswith("protoseam ")))
+    for span in re.findall(r"`(protoseam [a-z][^`…|]*)`", fence.sub("", text)):
+        verb, *words = shlex.split(span)[1:]
+        if words and not re.search(
+            r"--\S+ [A-Z]+\b", span
+        ):  # a verb alone is its name, N stands for a number
+            parse(verb, words)
+
+
+def test_a_command_that_does_not_parse_is_noticed() -> None:
+    assert (
+        check_commands("OMP_NUM_THREADS=1 protoseam train --data digits \\\n  --epochs 3  # seconds\nls") == 1
+    )
+    with pytest.raises(Exception, match="epochen"):
+        check_commands("protoseam train --data digits --epochen 3")
+    with pytest.raises(SystemExit):
+        check_commands("protoseam eval")
