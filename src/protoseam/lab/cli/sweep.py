@@ -209,6 +209,7 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
 def _report(searches: list[Search], out: Path) -> bool:
     """Print the trials, write the best of each search; False if one has none."""
     from protoseam.lab.experiments import sweep_report as report
+    from protoseam.lab.experiments.tables import markdown
 
     found = True
     tuned = {search.base.variant for search in searches}
@@ -218,7 +219,7 @@ def _report(searches: list[Search], out: Path) -> bool:
         path = report.write_report(search, rows)
         missing = sum(row["state"] == "missing" for row in rows)
         print(f"\n{variant}: {len(rows) - missing} of {len(rows)} trials, by validation accuracy\n")
-        print(report.markdown(search, rows), end="")
+        print(markdown(report.trials_table(search, rows)), end="")
         if path is None:
             found = False
             print(f"\nno trial of {variant} came to its end: there is no best one")
