@@ -4,6 +4,8 @@ Names are imported on first use: torch takes a second to load, and ``protoseam -
 """
 
 import importlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ __all__ = [
     "__version__",
     "core",
     "lift",
+    "load",
     "split",
 ]
 
@@ -58,6 +61,29 @@ _HOME = {
     "SplitError": "seam.split",
     "split": "seam.split",
 }
+
+
+def load(path: "str | os.PathLike[str]", *, device: str = "cpu") -> Any:
+    """Load the deployed network of a finished run of ``protoseam train``. Needs the extra ``lab``.
+
+    Args:
+        path: the run's directory.
+        device: where the network goes.
+
+    Returns:
+        A module with ``classes`` (their names), ``transform`` (an image of any size to an input), ``predict`` (answers
+        for images or paths) and a ``forward`` from inputs to logits: `protoseam.lab.engine.deployed.Deployed`.
+
+    Raises:
+        ProtoSeamError: if there is no finished run, or one of its files is damaged.
+
+    Example:
+        >>> net = ps.load("runs/photos")  # doctest: +SKIP
+        >>> net.predict(["cat.jpg"])[0].label  # doctest: +SKIP
+    """
+    # by name: the library itself never imports the lab
+    deployed = importlib.import_module("protoseam.lab.engine.deployed")
+    return deployed.load(Path(path).expanduser(), device=device)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ the learning rates that ``net.param_groups`` was told and, while gradients accum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,11 @@ class GradientBounds:
     Args:
         lr: N1's learning rate.
         seam_lr: that of N2 and the prototypes.
+        groups: the parameter groups that a torch optimizer was made from; it leaves its settings in them.
     """
 
-    def __init__(self, lr: float, seam_lr: float) -> None:
-        self.lr, self.seam_lr = lr, seam_lr
+    def __init__(self, lr: float, seam_lr: float, groups: Sequence[dict[str, Any]] = ()) -> None:
+        self.lr, self.seam_lr, self.groups = lr, seam_lr, groups
         self.feature_square: Tensor | None = (
             None  # E‖(h, 1)‖² of the last batch, h the input of N1's last Linear
         )
@@ -50,10 +51,11 @@ class GradientBounds:
         n1, n2 = _gradients(net.n1), _gradients(net.n2)
         left: Tensor | None
         if n1 and self._applied is not None:
+            left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
+            self._add_decay(net, left * (1 - self._applied[0]))
             for gradients, factor in zip((n1, n2), self._applied, strict=True):
                 if gradients:
                     torch._foreach_div_(gradients, factor)
-            left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
         else:
             left = None
         self._loss = _added(weight * loss, left, self._loss)
@@ -85,12 +87,30 @@ class GradientBounds:
             weights = _square([p.detach() for p in net.n1.parameters() if p.grad is not None])
             body = consensus_factor(loss, square, weights, net.rho, features, self.lr).clamp(min=_LEAST)
             torch._foreach_mul_(n1, body)
+            self._add_decay(net, body - 1)
         if n2 and self.seam_lr > 0 and isinstance(net.n2, nn.Linear):
             head = head_factor(net.prototypes, net.covariance.factors, self.seam_lr).to(loss.dtype)
             torch._foreach_mul_(n2, head)
         if s_CK is not None and self.seam_lr > 0:
             s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
         self._applied = body, head
+
+    def _add_decay(self, net: Lifted, share: Tensor) -> None:
+        """Add ``share`` times SGD's weight decay to N1's gradients.
+
+        SGD steps along g + λp. A gradient of s·g − (1 − s)·λp makes that s·(g + λp): a smaller step, with decay and
+        gradient in the proportion that λ says. Adam's steps do not shrink with the gradient, so its decay is left as
+        it is.
+        """
+        assert self._weight is not None
+        for group in self.groups:
+            decay = group.get("weight_decay", 0.0)
+            if (
+                decay and "dampening" in group and group["name"] in ("n1", "body")
+            ):  # dampening: SGD alone has it
+                params = [p for p in group["params"] if p.grad is not None]
+                gradients = [p.grad for p in params]
+                torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
 
 @contextmanager

@@ -311,7 +311,7 @@ class Lifted(KeepsState):
         )
         rates = {group["name"]: group["lr"] for group in groups}
         seam = max(rates.get("n2", 0.0), rates["prototypes"])
-        self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam) if bounded else None
+        self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam, groups) if bounded else None
         self._groups = groups
         return groups
 

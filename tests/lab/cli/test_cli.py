@@ -52,7 +52,7 @@ def test_train_resume_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_seeds_and_variants(tmp_path: Path, several: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *several, *SMALL, "--out", str(tmp_path)]) == 0
     names = ["baseline-1", "baseline-2", "protoseam-1", "protoseam-2"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert sorted(p.name for p in tmp_path.iterdir()) == [*names, "report.html"]
     assert all((tmp_path / name / "summary.json").exists() for name in names)
     assert main(["train", "--resume", str(tmp_path)]) == 1
     assert f"the runs in it are {', '.join(names)}" in capsys.readouterr().err

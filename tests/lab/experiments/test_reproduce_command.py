@@ -38,7 +38,7 @@ def test_the_table_shows_what_is_there_and_what_is_missing(
             for name in ("table1", "differences", "hyperparameters", "audits")
             for form in ("csv", "md", "tex")
         ]
-        + ["index.md"]
+        + ["index.md", "report.html"]
     )
     assert expected in (tmp_path / "report" / "table1.md").read_text()
     with (tmp_path / "report" / "table1.csv").open() as file:
@@ -171,7 +171,7 @@ def test_without_matplotlib_the_tables_are_there_and_it_says_what_to_install(
     out = written(tmp_path / "study", {name: row(name, 0.69)})
     assert main(["reproduce", "sweep-rho", "--table-only", "--out", str(out)]) == 1
     assert "pip install -e '.[report]'" in capsys.readouterr().err
-    assert {path.suffix for path in (out / "report").iterdir()} == {".csv", ".md", ".tex"}
+    assert {path.suffix for path in (out / "report").iterdir()} == {".csv", ".html", ".md", ".tex"}
 
 
 def test_the_list_of_recipes(capsys: pytest.CaptureFixture[str]) -> None:

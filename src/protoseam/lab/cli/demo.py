@@ -21,13 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("demo-output"),
         metavar="DIR",
-        help="where the files go (demo-output)",
+        help="directory of the output files (default: demo-output)",
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[42, 43, 44], help="one run a variant each (42 43 44)"
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[42, 43, 44],
+        help="one run per variant and seed (default: 42 43 44)",
     )
     parser.add_argument(
-        "--epochs", type=int, default=40, help="epochs a run (40, what the recipes are tuned for)"
+        "--epochs", type=int, default=40, help="epochs per run (default: 40, for which the recipes are tuned)"
     )
 
 

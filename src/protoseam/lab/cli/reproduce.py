@@ -37,31 +37,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="digits and small networks instead of the paper's: every table and figure in minutes on a CPU",
+        help="use the digits and small networks: every table and figure in minutes on a CPU",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="the study's directory (results/paper; with --quick quick-output)",
+        help="the study's directory (default: results/paper; quick-output with --quick)",
     )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="where tables and figures go (OUT/report)")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="directory of the tables and figures (default: OUT/report)"
+    )
     parser.add_argument("--no-page", action="store_true", help="write no report.html beside them")
     parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS)
     parser.add_argument(
         "--models",
         nargs="+",
         choices=NETWORKS,
-        help=f"{' and '.join(STUDIED)} unless said; the sweeps take the first ViT-S named",
+        help=f"{' and '.join(STUDIED)} by default; the sweeps use the first ViT-S named",
     )
     parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")
     parser.add_argument(
-        "--budget-minutes", type=float, help="stop cleanly within this time; start again to go on"
+        "--budget-minutes", type=float, help="save and stop within this time; start again to go on"
     )
-    parser.add_argument("--data-root", help="where the data sets lie")
-    parser.add_argument("--table-only", action="store_true", help="train nothing: report what is there")
+    parser.add_argument("--data-root", help="directory of the data sets")
+    parser.add_argument("--table-only", action="store_true", help="train nothing; report the runs that exist")
     parser.add_argument(
         "--readme",
         nargs="+",

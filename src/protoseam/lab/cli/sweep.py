@@ -32,7 +32,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="protoseam sweep",
         description="Search for the settings with the highest validation accuracy; test data is never touched. "
-        "Started again it goes on; started several times at once the workers share the trials.",
+        "Start it again to go on, or several times at once: the workers share the trials.",
     )
     parser.add_argument("--out", type=str, metavar="DIR", help="default sweeps/DATA-MODEL")
     parser.add_argument(
@@ -44,9 +44,14 @@ def build_parser() -> Parser:
         "4 learning rates × 5 weight decays",
     )
     parser.add_argument(
-        "--trials", type=int, metavar="N", help="N points of Optuna's choice instead of every combination"
+        "--trials",
+        type=int,
+        metavar="N",
+        help="let Optuna choose N points instead of running every combination",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, help="tune on the mean over these; default --seed")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="judge by the mean over these seeds; default --seed"
+    )
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -56,7 +61,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--tune-unlifted",
         action="store_true",
-        help="search for Unlifted, too; the paper gives it Baseline's settings",
+        help="also search for Unlifted; the paper gives it Baseline's settings",
     )
     parser.add_argument(
         "--storage",
@@ -70,11 +75,11 @@ def build_parser() -> Parser:
         type=int,
         default=60,
         metavar="SECONDS",
-        help="with --storage: sign of life a worker gives; its trial is retried when three are missing",
+        help="with --storage: seconds between signs of life of a worker; when three are missing, its trial is retried",
     )
-    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
+    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
     parser.add_argument(
-        "--report-only", action="store_true", help="run nothing, write and show what is there"
+        "--report-only", action="store_true", help="run nothing; write and show the results so far"
     )
     parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
@@ -100,7 +105,7 @@ def main(argv: list[str]) -> int:
         complete = run_sweep(searches, budget_seconds=budget, quiet=values["quiet"], say=_say)
     found = _report(searches, out)
     trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
-    if trained and not values["no_page"]:
+    if trained and not given.no_page:
         leave_page(trained, out / "report.html")
     if not complete:
         print("not everything is done; start again to go on")

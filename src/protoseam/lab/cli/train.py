@@ -33,9 +33,9 @@ def build_parser() -> Parser:
         "--seeds", nargs="+", help="train one run per seed, e.g. 42 43, into DIR/VARIANT-SEED"
     )
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
-    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
-    parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
+    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
     parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
+    parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
     parser.add_settings()
     return parser
 

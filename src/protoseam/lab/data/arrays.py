@@ -25,7 +25,7 @@ _KEYS = (
 )
 _CLASS_KEYS = ("classes", "class_names")
 _MAX_CLASSES = 1_000_000  # a label above this is a mistake, and naming that many classes would hang
-_NPZ_LIMITS = Limits(
+NPZ_LIMITS = Limits(
     member_bytes=32 * 2**30,
     total_bytes=64 * 2**30,
     remedy="if it is your own file, write it with np.savez in place of np.savez_compressed",
@@ -40,7 +40,7 @@ def read_npz(path: Path, name: str) -> ArrayDataset:
     Images are uint8 (N, H, W, C) or (N, H, W); anything numeric of shape (N, F) becomes float32 features.
     Labels are whole numbers from 0, of shape (N,) or (N, 1).
     """
-    tree = ZipTree(path, _NPZ_LIMITS)
+    tree = ZipTree(path, NPZ_LIMITS)
     present = {member.removesuffix(".npy") for member in tree.names()}
     keys = next((keys for keys in _KEYS if present.issuperset(keys)), None)
     if keys is None:

@@ -210,6 +210,9 @@ class FlatSGD(FlatOptimizer):
     """SGD with Nesterov momentum."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
+        groups = list(groups)
+        for group in groups:
+            group.setdefault("dampening", 0.0)  # as torch.optim.SGD does: the seam's bounds know SGD by it
         super().__init__(groups, **options)
         fused = kernels.find("step", self.segments[0].master.device)
         self.update = sgd_update if fused is None else fused.sgd_update

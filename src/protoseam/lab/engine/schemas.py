@@ -17,7 +17,7 @@ from protoseam.lab.data.names import printable
 from protoseam.lab.engine.files import StorageError
 
 __all__ = [
-    "BOUND", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "check", "check_data",
+    "ABOUT", "BOUND", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "check", "check_data",
     "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
@@ -293,6 +293,8 @@ SEAM: Mapping[str, Form] = {
     "factors": Form(torch.float32, ""),
     "quantiles": Form(torch.float32, "Q"),
 }
+# what an exported file says of itself
+ABOUT: Schema = {"classes": listed(NAME, 2), "shape": _DATA["sample_shape"]}
 BOUND: Schema = {"bound": optional(table(ANY_NUMBER))}
 
 
