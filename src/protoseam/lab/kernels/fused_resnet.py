@@ -21,8 +21,8 @@ from protoseam.lab.models.resnet import BasicBlock, ResNet
 
 __all__ = ["FusedResNet"]
 
-_CHANNELS = 64  # of a reduction's tile
-_ROWS = 64  # of a tile
+_CHANNELS = 64  # channels of a reduction's tile
+_ROWS = 64  # rows of a tile
 _PARTS = 256  # partial sums of a reduction, at most
 _WINDOW = 32  # numbers kept for a 3×3 window of a colour image: 27, a one, zeros
 
@@ -33,7 +33,7 @@ Extra = Literal["nothing", "half", "twice", "pool"]
 
 
 class _Norm:
-    """The vectors one BatchNorm2d needs on the way: a, b, mean, rstd, k0, k1, dγ, dβ."""
+    """The vectors of one BatchNorm2d: a, b, mean, rstd, k0, k1, dγ, dβ."""
 
     def __init__(self, bn: nn.BatchNorm2d) -> None:
         c, device = bn.num_features, bn.weight.device
@@ -58,7 +58,7 @@ class _Norm:
 
 
 class _Spec(NamedTuple):
-    """What one fused activation consists of and yields besides itself."""
+    """The parts of one fused activation, and what it yields besides itself."""
 
     norm: _Norm
     norm2: _Norm | None
@@ -191,9 +191,9 @@ class FusedResNet:
 
     @staticmethod
     def supports(model: ResNet, shape: tuple[int, ...]) -> bool:
-        """Tiles must come out even: channels in 64s, and an image that halves down to a power of two.
+        """Return whether tiles fill the network: channels in multiples of 64, image sides of 16, 32, 64 or 128.
 
-        Not above 128: the last stage's image is one tile.
+        The limit of 128 is there because the last stage's image is one tile.
         """
         _, height, width = shape
         widths = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d)]

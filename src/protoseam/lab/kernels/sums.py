@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_COLUMNS = 32  # of a program
+_COLUMNS = 32  # columns per program
 
 
 @triton.jit
