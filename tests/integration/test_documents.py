@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,8 @@ def evaluate_config(example: Example) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with the one file that a command of the documents reads when it is parsed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # a page may be a script
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # hosts leave their variables there
     config = tmp_path / "sweeps" / "digits-mlp" / "baseline" / "best.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("epochs: 1\n")
