@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from protoseam.lab.kernels import vit_launches as launch
+from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models.vit import Block, ConvStem, PatchStem, VisionTransformer
 
 __all__ = ["FusedViT"]
@@ -119,9 +120,9 @@ class _Trunk(torch.autograd.Function):
             dx0, dx0d = launch.linear_norm_backward(dqkv, wqkv, dx1, x0, stats1, g1, part[i], 0, drop[3 * i])
             weights[i] = launch.weight_gradients([(dqkv, n1), (dx1d, o), (dh, n2), (dyd, a)])
             dy, dyd = dx0, dx0d
-        vectors = launch.column_sums(part, last)
-        (ends,) = launch.column_sums(final[None], last)
-        dpositions = launch.column_sums(dyd.view(1, B, L * D), last).view_as(positions)
+        vectors = column_sums(part, last.dtype)
+        (ends,) = column_sums(final[None], last.dtype)
+        dpositions = column_sums(dyd.view(1, B, L * D), last.dtype).view_as(positions)
         # the bias before a norm is added to every row, so its gradient is Σdx of that norm; a block's last
         # bias is followed by the next block's first norm
         entering = [v[2 * D : 3 * D] for v in vectors] + [ends[2 * D :]]

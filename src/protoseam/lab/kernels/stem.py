@@ -43,17 +43,6 @@ def windows(x, out, part, rows, H: tl.constexpr, W: tl.constexpr, BM: tl.constex
 
 
 @triton.jit
-def add_parts(part, out, rows, width, BP: tl.constexpr, BC: tl.constexpr):
-    """out = Σ over the rows of part (rows, width)."""
-    cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    acc = tl.zeros((BP, BC), tl.float32)
-    for i in range(0, rows, BP):
-        r = i + tl.arange(0, BP)
-        acc += tl.load(part + r[:, None] * width + cols[None, :], mask=(r < rows)[:, None], other=0.0)
-    tl.store(out + cols, tl.sum(acc, 0))
-
-
-@triton.jit
 def load_weight(w, C: tl.constexpr):
     """(PADDED, C), zero below the 27: a channels_last weight is (C, 27) in memory, in the windows' order."""
     k = tl.arange(0, PADDED)

@@ -388,17 +388,3 @@ def add_slices(part, out, total, SLICES: tl.constexpr, BLOCK: tl.constexpr):
     for s in tl.static_range(1, SLICES):
         acc += tl.load(part + s * total + at)
     tl.store(out + at, acc.to(tl.bfloat16))
-
-
-@triton.jit
-def column_sums(part, out, rows, width, BP: tl.constexpr, BC: tl.constexpr):
-    """out[z] = Σ over the rows of part[z] (rows, width)."""
-    z = tl.program_id(1).to(tl.int64)
-    part += z * rows * width
-    cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    acc = tl.zeros((BP, BC), tl.float32)
-    for i in range(0, rows, BP):
-        r = i + tl.arange(0, BP)
-        ok = (r < rows)[:, None] & (cols < width)[None, :]
-        acc += tl.load(part + r[:, None] * width + cols[None, :], mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + z * width + cols, tl.sum(acc, 0).to(tl.bfloat16), mask=cols < width)

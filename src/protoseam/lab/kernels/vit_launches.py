@@ -10,17 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    from protoseam.lab.kernels import vit as kernels
-except ImportError:  # no Triton on this machine: `FusedViT.supports` still answers
-    kernels = None  # type: ignore[assignment]
+from protoseam.lab.kernels import vit as kernels
 
 __all__ = [
-    "TILE", "TOKENS", "Dropped", "attention", "attention_backward", "column_sums", "described", "dropout",
+    "TILE", "TOKENS", "Dropped", "attention", "attention_backward", "described", "dropout",
     "linear_add_norm", "linear_gelu", "linear_norm_backward", "linear_scale_backward", "pooled_norm_backward",
     "weight_gradients",
 ]  # fmt: skip
@@ -77,7 +74,7 @@ def linear_add_norm(
         product = a if weight is None else torch.mm(a, weight.t())
         kernels.add_norm[(T // _ROWS,)](
             product, bias, x, *norm, total, out, stats[0], stats[1], eps, mask, scale,
-            D=D, XROWS=repeats, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+            D=D, XROWS=repeats, DROP=dropping, BM=_ROWS, BD=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
         return total, out.view(-1, TOKENS, D).mean(1) if pool else out, stats
     # among many images two at a time read the weights half as often
@@ -113,7 +110,7 @@ def linear_norm_backward(
     if D > _FUSED:
         kernels.norm_backward[(T // TOKENS,)](
             torch.mm(d, weight), dres, x, stats[0], stats[1], gamma, dx, part, slot, part.shape[1], mask, dropped,
-            scale, L=TOKENS, D=D, POOLED=False, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+            scale, L=TOKENS, D=D, POOLED=False, DROP=dropping, BM=_ROWS, BD=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
         return dx, dropped
     kernels.linear_norm_backward[(T // TOKENS,)](
@@ -158,10 +155,6 @@ def linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tensor
         K=K, F=F, L=TOKENS, BM=rows, BN=128, BK=64, num_warps=4 if _roomy(d) else 8, num_stages=3,
     )  # fmt: skip
     return dh
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def _shared_memory(t: Tensor) -> int:
@@ -221,7 +214,7 @@ def weight_gradients(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 def _attention_tile(L: int) -> dict[str, int]:
     """Launch options: scores in the next power of two of rows, and twice the warps where those are 128."""
-    return {"L": L, "BL": _power_of_two(L), "num_warps": 4 if L <= 64 else 8}
+    return {"L": L, "BL": triton.next_power_of_2(L), "num_warps": 4 if L <= 64 else 8}
 
 
 def attention(qkv: Tensor, B: int, A: int) -> Tensor:
@@ -257,14 +250,6 @@ def pooled_norm_backward(
         dn.view(B, T // B, D)[:, 0] = dpooled
     kernels.norm_backward[(T // TOKENS,)](
         dn, dres, x, stats[0], stats[1], gamma, dx, part, 0, part.shape[1], mask, dropped, scale,
-        L=TOKENS, D=D, POOLED=mean, DROP=drop.mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+        L=TOKENS, D=D, POOLED=mean, DROP=drop.mask is not None, BM=_ROWS, BD=triton.next_power_of_2(D), num_warps=8,
     )  # fmt: skip
     return dx, dropped
-
-
-def column_sums(part: Tensor, like: Tensor) -> Tensor:
-    """Sums over the rows of ``part`` (count, rows, width)."""
-    count, rows, width = part.shape
-    out = torch.empty(count, width, device=like.device, dtype=like.dtype)
-    kernels.column_sums[(-(-width // 32), count)](part, out, rows, width, BP=128, BC=32, num_warps=4)
-    return out
