@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
 import shlex
@@ -154,3 +155,12 @@ def test_a_command_that_does_not_parse_is_noticed() -> None:
         check_commands("protoseam train --data digits --epochen 3")
     with pytest.raises(SystemExit):
         check_commands("protoseam eval")
+
+
+def test_the_demos_table_in_the_readme_is_that_of_its_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-").replace("*", "")
+    summary = json.loads((ROOT / "results" / "demo" / "results.json").read_text())["summary"]
+    for variant, row in summary.items():
+        gain = f"{row['difference']:+.2f}" if row["difference"] else ""
+        figures = f"| {row['mean']:.2f} | {row['spread']:.2f} | {gain}".strip()
+        assert re.search(rf"^\| {variant}[^|]*{re.escape(figures)}", text, re.MULTILINE), variant
