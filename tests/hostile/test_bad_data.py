@@ -18,8 +18,8 @@ from toys import FEATURES, network
 
 import protoseam as ps
 from protoseam.lab.cli.main import main
+from protoseam.lab.engine import epoch
 from protoseam.lab.engine.config import LiftConfig, RunConfig
-from protoseam.lab.engine.run import Run
 
 CLASSES = 4
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -288,8 +288,8 @@ def test_settings_that_do_not_fit_the_data(
 
 def test_divergence_with_very_many_classes_names_the_repulsion() -> None:
     run = SimpleNamespace(data=SimpleNamespace(num_classes=10_000), config=RunConfig())
-    assert "49,995,000 pairs: try lift.repulsion=1e-04. Lower optim.lr" in Run._remedy(run)  # type: ignore[arg-type]
+    assert "49,995,000 pairs: try lift.repulsion=1e-04. Lower optim.lr" in epoch._remedy(run)  # type: ignore[arg-type]
     run.config = RunConfig(lift=LiftConfig(repulsion=1e-4))
-    assert "pairs" not in Run._remedy(run)  # type: ignore[arg-type]
+    assert "pairs" not in epoch._remedy(run)  # type: ignore[arg-type]
     run = SimpleNamespace(data=SimpleNamespace(num_classes=100), config=RunConfig())
-    assert "pairs" not in Run._remedy(run)  # type: ignore[arg-type]
+    assert "pairs" not in epoch._remedy(run)  # type: ignore[arg-type]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from protoseam.lab.cli.main import main
-from protoseam.lab.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
 from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.settings import from_dict, parse_yaml
 
 OBJECTS = {
     "apply tag": "model: !!python/object/apply:os.mkdir [owned]",

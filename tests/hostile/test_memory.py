@@ -17,7 +17,8 @@ import torch
 
 from protoseam.errors import ProtoSeamError
 from protoseam.lab.engine import checkpoint, session
-from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
+from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig, to_dict
+from protoseam.lab.engine.settings import from_dict
 
 SMALL = RunConfig(
     model="mlp",

@@ -17,8 +17,9 @@ from protoseam.lab.cli.main import main
 from protoseam.lab.data.loading import load
 from protoseam.lab.data.names import for_figures, for_markdown, for_terminal, printable
 from protoseam.lab.engine import session
-from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, parse_yaml
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.log import Progress
+from protoseam.lab.engine.settings import from_dict, parse_yaml
 from protoseam.lab.experiments import tables
 
 BAD = ("\x1b]0;owned\x07", "two\nlines", "\x1b[2J", "left\u202eright", "\x9b31m", "long" * 51)

@@ -10,8 +10,9 @@ from protoseam.errors import DataError
 from protoseam.lab.cli.main import main
 from protoseam.lab.data.images import _number
 from protoseam.lab.data.loading import load
-from protoseam.lab.engine.config import ConfigError, RunConfig, from_dict, parse_yaml, to_yaml
+from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.settings import from_dict, parse_yaml, to_yaml
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,9 @@ def test_a_clock_time_is_no_number_on_the_command_line(
     verb: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([verb, *words]) == 1
-    assert "1:30 is not a number" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "number" in said
+    assert "got '1:30'" in said
 
 
 def test_a_dotted_name_in_a_file_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

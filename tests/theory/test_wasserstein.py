@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from theory_oracles import PROPERTY, normal, random_psd, rng, w1_to_gaussian_quad
 
 from protoseam.theory import discrete_w1, non_gaussianity_cap, projection_constant, sliced_w1, w1_to_gaussian
-from protoseam.theory.wasserstein import _assignment_w1
+from protoseam.theory.wasserstein import assignment_w1
 
 
 @PROPERTY
@@ -90,7 +90,7 @@ def test_assignment_equals_pot() -> None:
     a, b = normal(rng(0), 30, 4), normal(rng(1), 30, 4)
     weights = torch.full((30,), 1 / 30, dtype=torch.float64)
     expected = ot.emd2(weights, weights, torch.cdist(a, b))
-    assert float(_assignment_w1(a, b)) == pytest.approx(float(expected), rel=1e-9)
+    assert float(assignment_w1(a, b)) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_assignment_is_above_the_truth_in_expectation() -> None:

@@ -6,7 +6,7 @@ the learning rates that ``net.param_groups`` was told and, while gradients accum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from protoseam.core.bounds import consensus_factor, head_factor, prototype_facto
 from protoseam.seam.processes import all_reduce, world_size
 
 if TYPE_CHECKING:
-    from protoseam.seam.lifted import Lifted
+    from protoseam.seam.network import LiftedNetwork
 
 __all__ = ["GradientBounds", "bounded", "watched_features"]
 
@@ -30,10 +30,11 @@ class GradientBounds:
     Args:
         lr: N1's learning rate.
         seam_lr: that of N2 and the prototypes.
+        groups: the parameter groups that a torch optimizer was made from; it leaves its settings in them.
     """
 
-    def __init__(self, lr: float, seam_lr: float) -> None:
-        self.lr, self.seam_lr = lr, seam_lr
+    def __init__(self, lr: float, seam_lr: float, groups: Sequence[dict[str, Any]] = ()) -> None:
+        self.lr, self.seam_lr, self.groups = lr, seam_lr, groups
         self.feature_square: Tensor | None = (
             None  # E‖(h, 1)‖² of the last batch, h the input of N1's last Linear
         )
@@ -45,28 +46,29 @@ class GradientBounds:
         self._weight: Tensor | None = None  # 1, or what a loss scale or an accumulation makes of it
 
     @torch.no_grad()
-    def begin(self, net: Lifted, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
+    def begin(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
         n1, n2 = _gradients(net.n1), _gradients(net.n2)
         left: Tensor | None
         if n1 and self._applied is not None:
+            left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
+            self._add_decay(net, left * (1 - self._applied[0]))
             for gradients, factor in zip((n1, n2), self._applied, strict=True):
                 if gradients:
                     torch._foreach_div_(gradients, factor)
-            left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
         else:
             left = None
         self._loss = _added(weight * loss, left, self._loss)
         self._features = None if features is None else _added(weight * features, left, self._features)
         self._weight = _added(weight, left, self._weight)
 
-    def apply(self, net: Lifted, loss: Tensor, features: Tensor | None) -> None:
+    def apply(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
         self._loss, self._features, self._weight = loss, features, torch.ones_like(loss)
         self.end(net)
 
     @torch.no_grad()
-    def end(self, net: Lifted) -> None:
+    def end(self, net: LiftedNetwork) -> None:
         """All gradients are there: bring them within their limits."""
         if self._loss is None or self._weight is None:
             return
@@ -85,12 +87,30 @@ class GradientBounds:
             weights = _square([p.detach() for p in net.n1.parameters() if p.grad is not None])
             body = consensus_factor(loss, square, weights, net.rho, features, self.lr).clamp(min=_LEAST)
             torch._foreach_mul_(n1, body)
+            self._add_decay(net, body - 1)
         if n2 and self.seam_lr > 0 and isinstance(net.n2, nn.Linear):
             head = head_factor(net.prototypes, net.covariance.factors, self.seam_lr).to(loss.dtype)
             torch._foreach_mul_(n2, head)
         if s_CK is not None and self.seam_lr > 0:
             s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
         self._applied = body, head
+
+    def _add_decay(self, net: LiftedNetwork, share: Tensor) -> None:
+        """Add ``share`` times SGD's weight decay to N1's gradients.
+
+        SGD steps along g + λp. A gradient of s·g − (1 − s)·λp makes that s·(g + λp): a smaller step, with decay and
+        gradient in the proportion that λ says. Adam's steps do not shrink with the gradient, so its decay is left as
+        it is.
+        """
+        assert self._weight is not None
+        for group in self.groups:
+            decay = group.get("weight_decay", 0.0)
+            if (
+                decay and "dampening" in group and group["name"] in ("n1", "body")
+            ):  # dampening: SGD alone has it
+                params = [p for p in group["params"] if p.grad is not None]
+                gradients = [p.grad for p in params]
+                torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
 
 @contextmanager
@@ -111,7 +131,7 @@ def watched_features(last: nn.Linear | None) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def bounded(net: Lifted, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
+def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
     """``total``, whose backward ends with ``bounds`` applied to the gradients of ``net``."""
     out: Tensor = _Bounded.apply(total, loss.detach(), net, bounds)
     return out
@@ -121,7 +141,7 @@ class _Bounded(torch.autograd.Function):
     """The identity; its backward is the first of the objective's, and asks to be called again after the last."""
 
     @staticmethod
-    def forward(ctx: Any, total: Tensor, loss: Tensor, net: Lifted, bounds: GradientBounds) -> Tensor:
+    def forward(ctx: Any, total: Tensor, loss: Tensor, net: LiftedNetwork, bounds: GradientBounds) -> Tensor:
         ctx.loss, ctx.features, ctx.net, ctx.bounds = loss, bounds.feature_square, net, bounds
         return total.view_as(total)
 

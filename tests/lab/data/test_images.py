@@ -303,7 +303,7 @@ def test_fuzz_pictures(base: bytes, edits: list[tuple[int, int]], cut: int) -> N
     for place, value in edits:
         data[place % len(data)] = value
     try:
-        with images._quiet_pillow():
+        with images.quiet_pillow():
             pixels, _ = decode_image(bytes(data[: len(data) - cut]))
         assert pixels.dtype == np.uint8
         assert pixels.shape[-1] == 3

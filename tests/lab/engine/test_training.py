@@ -19,12 +19,13 @@ from protoseam.lab import models
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import epoch, session
-from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, to_dict
 from protoseam.lab.engine.distributed import Processes
 from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.evaluate import evaluate, load_deployed
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
+from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.engine.step import learning_rates
 from protoseam.lab.pipeline.augment import Augmentation
 

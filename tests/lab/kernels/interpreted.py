@@ -22,6 +22,7 @@ from protoseam.lab.engine import optim, step
 from protoseam.lab.kernels import augment as augment_kernels
 from protoseam.lab.kernels import fused_resnet, fused_vit
 from protoseam.lab.kernels import step as step_kernels
+from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models import vit_s
 from protoseam.lab.pipeline import augment as pipeline
 from protoseam.lab.pipeline.augment import Augmentation, Erase, augment, augment_with
@@ -171,6 +172,11 @@ def test_every_operation_of_randaugment(shape: tuple[int, int, int], monkeypatch
 
 
 # ---------------------------------------------------------------------- the networks'
+
+
+def test_column_sums() -> None:
+    part = torch.randn(3, 150, 40)
+    torch.testing.assert_close(column_sums(part, torch.float32), part.sum(1))
 
 
 def near(found: Tensor, expected: Tensor, share: float = 0.01) -> None:

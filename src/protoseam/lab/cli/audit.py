@@ -38,10 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         metavar="DIR",
-        help="for audit.json and figures (default: DIR/audit)",
+        help="directory of audit.json and the figures (default: DIR/audit)",
     )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0, help="of the Monte-Carlo draws (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the Monte-Carlo draws (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,17 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--root",
         type=Path,
         metavar="DIR",
-        help="folder of the data files (default: $PROTOSEAM_DATA, else ~/.cache/protoseam/data)",
+        help="directory of the data files (default: $PROTOSEAM_DATA, else ~/.cache/protoseam/data)",
     )
-    shared.add_argument("--json", action="store_true", help="print JSON in place of text")
+    shared.add_argument("--json", action="store_true", help="print JSON instead of text")
     actions = parser.add_subparsers(dest="data_action", required=True, metavar="list|get|verify")
-    actions.add_parser("list", parents=[shared], help="the data sets known by name, and which are on disk")
+    actions.add_parser(
+        "list", parents=[shared], help="list the data sets known by name, and which of them are on disk"
+    )
     get = actions.add_parser("get", parents=[shared], help="download a data set, check and decode it")
     get.add_argument("name", help="a name that `protoseam data list` shows")
     get.add_argument(
         "--sha256",
         metavar="HASH",
-        help="the SHA-256 the file must have, where none is known or the file was republished",
+        help="the SHA-256 that the file must have, if none is known or the file was republished",
     )
     verify = actions.add_parser(
         "verify", parents=[shared], help="hash the files again, and load the data set"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
@@ -42,10 +42,13 @@ def distinct(name: str, values: Sequence[object] | None) -> None:
         raise ConfigError(f"--{name} names one twice: {' '.join(map(str, values))}")
 
 
-def known_variants(asked: Iterable[str]) -> None:
-    for variant in asked:
-        if variant not in get_args(Variant):
-            raise ConfigError(f"there is no variant {variant!r}; there are {', '.join(get_args(Variant))}")
+def known_variants(asked: Sequence[str]) -> list[Variant]:
+    """Return the variants of these names; raise ConfigError for one that there is not."""
+    known = {str(variant): variant for variant in get_args(Variant)}
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"there is no variant {name!r}; there are {', '.join(known)}")
+    return [known[name] for name in asked]
 
 
 def budget_seconds(minutes: float | None) -> float | None:

@@ -14,11 +14,10 @@ from protoseam.lab.cli.options import (
     distinct,
     known_variants,
     spare_threads,
-    spelled,
 )
+from protoseam.lab.cli.parser import Parser, read_command
 from protoseam.lab.cli.report import leave_page
-from protoseam.lab.cli.train import Parser, find_recipe, flatten, refuse_clock_numbers, vet_config_files
-from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, from_dict, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
 
 if TYPE_CHECKING:
     from protoseam.lab.experiments.space import Space
@@ -27,20 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _MOST_TRIED = 1000  # combinations, until one is found that a value goes with
-_OWN = (
-    "config", "recipe", "out", "space", "trials", "seeds", "variants", "tune_unlifted", "storage", "name",
-    "heartbeat", "budget_minutes", "report_only", "quiet", "no_page",
-)  # fmt: skip
 
 
-def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
+def build_parser() -> Parser:
     parser = Parser(
         prog="protoseam sweep",
         description="Search for the settings with the highest validation accuracy; test data is never touched. "
-        "Started again it goes on; started several times at once the workers share the trials.",
+        "Start it again to go on, or several times at once: the workers share the trials.",
     )
-    parser.add_argument("--config", action="config", help="a YAML file of settings")
-    parser.add_argument("--recipe", type=str, help="start from a recipe, e.g. cifar100-resnet8-baseline")
     parser.add_argument("--out", type=str, metavar="DIR", help="default sweeps/DATA-MODEL")
     parser.add_argument(
         "--space",
@@ -51,9 +44,14 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         "4 learning rates × 5 weight decays",
     )
     parser.add_argument(
-        "--trials", type=int, metavar="N", help="N points of Optuna's choice instead of every combination"
+        "--trials",
+        type=int,
+        metavar="N",
+        help="let Optuna choose N points instead of running every combination",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, help="tune on the mean over these; default --seed")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="judge by the mean over these seeds; default --seed"
+    )
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -63,7 +61,7 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
     parser.add_argument(
         "--tune-unlifted",
         action="store_true",
-        help="search for Unlifted, too; the paper gives it Baseline's settings",
+        help="also search for Unlifted; the paper gives it Baseline's settings",
     )
     parser.add_argument(
         "--storage",
@@ -77,28 +75,22 @@ def build_parser(defaults: dict[str, Any] | None = None) -> Parser:
         type=int,
         default=60,
         metavar="SECONDS",
-        help="with --storage: sign of life a worker gives; its trial is retried when three are missing",
+        help="with --storage: seconds between signs of life of a worker; when three are missing, its trial is retried",
     )
-    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
+    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
     parser.add_argument(
-        "--report-only", action="store_true", help="run nothing, write and show what is there"
+        "--report-only", action="store_true", help="run nothing; write and show the results so far"
     )
-    parser.add_argument("--quiet", type=bool, default=False, help="no progress")
     parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
-    parser.add_class_arguments(RunConfig, None)
-    if defaults:
-        parser.set_defaults(flatten(defaults))
+    parser.add_settings()
     return parser
 
 
 def main(argv: list[str]) -> int:
     from protoseam.lab.experiments.sweep import run_sweep
 
-    vet_config_files(argv, _OWN)
-    refuse_clock_numbers(argv)
-    parser = build_parser(find_recipe(argv))
-    values = parser.parse_args(spelled(argv, parser)).as_dict()
-    config = from_dict({k: v for k, v in values.items() if k not in _OWN})
+    given, config = read_command(build_parser(), argv)
+    values = vars(given)
     for name in ("heartbeat", "trials"):
         at_least_one(name, values[name])
     distinct("seeds", values["seeds"])
@@ -107,20 +99,20 @@ def main(argv: list[str]) -> int:
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
     if values["report_only"] and not out.is_dir():
         raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or say --out")
-    searches = _searches(config, _space(values["space"], config, parser), values, out)
+    searches = _searches(config, _space(values["space"], config), values, out)
     complete = True
     if not values["report_only"]:
         complete = run_sweep(searches, budget_seconds=budget, quiet=values["quiet"], say=_say)
     found = _report(searches, out)
     trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
-    if trained and not values["no_page"]:
+    if trained and not given.no_page:
         leave_page(trained, out / "report.html")
     if not complete:
         print("not everything is done; start again to go on")
     return 0 if complete and (found or values["report_only"]) else 1
 
 
-def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
+def _space(words: list[str] | None, config: RunConfig) -> Space:
     from protoseam.lab.experiments import paper
     from protoseam.lab.experiments.space import ADAMW_GRID, Choice, parse_space
 
@@ -132,20 +124,18 @@ def _space(words: list[str] | None, config: RunConfig, parser: Parser) -> Space:
     for key, values in ends.items():
         others = {k: v for k, v in ends.items() if k != key}
         for value in values:
-            _check_value(parser, config, key, value, others)
+            _check_value(config, key, value, others)
     return space
 
 
-def _check_value(
-    parser: Parser, config: RunConfig, key: str, value: Any, others: dict[str, tuple[Any, ...]]
-) -> None:
+def _check_value(config: RunConfig, key: str, value: Any, others: dict[str, tuple[Any, ...]]) -> None:
     """A word for a number is an error now, and so is a value that goes with none of the others'."""
     from protoseam.lab.experiments.space import apply
 
     why: Exception | None = None
     for point in itertools.islice(itertools.product(*others.values()), _MOST_TRIED):
         try:
-            parser.parse_object(to_dict(apply(config, {key: value} | dict(zip(others, point, strict=True)))))
+            apply(config, {key: value} | dict(zip(others, point, strict=True)))
             return
         except ConfigError as error:
             why = why or error
@@ -219,6 +209,7 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
 def _report(searches: list[Search], out: Path) -> bool:
     """Print the trials, write the best of each search; False if one has none."""
     from protoseam.lab.experiments import sweep_report as report
+    from protoseam.lab.experiments.tables import markdown
 
     found = True
     tuned = {search.base.variant for search in searches}
@@ -228,7 +219,7 @@ def _report(searches: list[Search], out: Path) -> bool:
         path = report.write_report(search, rows)
         missing = sum(row["state"] == "missing" for row in rows)
         print(f"\n{variant}: {len(rows) - missing} of {len(rows)} trials, by validation accuracy\n")
-        print(report.markdown(search, rows), end="")
+        print(markdown(report.trials_table(search, rows)), end="")
         if path is None:
             found = False
             print(f"\nno trial of {variant} came to its end: there is no best one")

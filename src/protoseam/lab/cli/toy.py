@@ -16,16 +16,19 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON row a noise level, nothing else")
+    parser.add_argument("--json", action="store_true", help="print only JSON, one row per noise level")
     parser.add_argument(
-        "--seeds", type=int, default=25, help="repetitions a noise level (default: 25, the paper's)"
+        "--seeds", type=int, default=25, help="repetitions per noise level (default: 25, as in the paper)"
     )
     parser.add_argument(
-        "--samples", type=int, default=200_000, help="samples a repetition (default: 200000, the paper's)"
+        "--samples",
+        type=int,
+        default=200_000,
+        help="samples per repetition (default: 200000, as in the paper)",
     )
     parser.add_argument("--seed", type=int, default=0, help="first seed (default: 0)")
     parser.add_argument(
-        "--out", type=Path, default=None, metavar="DIR", help="write both figures there, PNG and SVG"
+        "--out", type=Path, default=None, metavar="DIR", help="write both figures into DIR, as PNG and SVG"
     )
 
 

@@ -116,7 +116,7 @@ def decode_all(
     problems: list[tuple[str, str]] = []
     sizes: dict[str, tuple[int, int]] = {}
     all_grey = True
-    with _quiet_pillow():
+    with quiet_pillow():
         for row, name, data in files:
             try:
                 pixels, grey = decode_image(data, image_size)
@@ -349,7 +349,7 @@ def _pillow() -> ModuleType:
 
 
 @contextmanager
-def _quiet_pillow() -> Iterator[None]:
+def quiet_pillow() -> Iterator[None]:
     """Pillow's remarks about odd metadata are dropped; its alarm at huge images counts as an error."""
     pil = _pillow()
     with warnings.catch_warnings():

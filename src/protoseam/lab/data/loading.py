@@ -100,6 +100,14 @@ def locate(entry: Entry, root: Path) -> Located | None:
     return None
 
 
+def absence(name: str, root: Path | None = None) -> str:
+    """Return why a data set of the catalogue cannot be loaded, with the remedy; "" where its files are there."""
+    entry = catalog.entry(name)
+    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    there = entry.embedded or array_folder(entry, root) or locate(entry, root) or cache.newest(root, name)
+    return "" if there else _missing(entry, root)
+
+
 def fetch(entry: Entry, root: Path, sha256: str | None = None) -> list[Path]:
     """Download the entry's files to where `load` looks for them."""
     if entry.embedded:

@@ -6,39 +6,34 @@ Config stops at the engine: models, seams and loaders get numbers and tensors, n
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import re
-import types
-import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.options import DEFAULT_DIM, OPTIONS, ClassWeights, Init
 
 __all__ = [
-    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "from_dict", "parse_yaml",
-    "resolved", "to_dict", "to_yaml", "unlike",
+    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "resolved", "to_dict", "unlike",
 ]  # fmt: skip
 
-_MOST_YAML_BYTES, _MOST_YAML_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 _MOST_EPOCHS, _MOST_LIFTED = 10**6, 2**16
 _LARGEST = 1e300
 Variant = Literal["baseline", "unlifted", "protoseam"]
 
 
 class ConfigError(ProtoSeamError, ValueError):
-    """A setting is unknown, of the wrong kind, or contradicts another."""
+    """A setting is unknown, of the wrong kind, or contradicts another one."""
 
 
-# What a run's numbers do not depend on: where it runs, and how often it is looked at and saved.
+# Settings on which a run's numbers do not depend: where it runs, and how often it is audited and saved.
 BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
 # Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
 _RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
-_OWN_CLIP = 1.0  # of data of one's own; docs/own-data.md has the measurement
+_OWN_CLIP = 1.0  # for the user's own data; docs/own-data.md has the measurement
 _PAPER_SPEED = 1.0  # the paper trains N2 and S like the rest
-CATALOGUED_BATCH = 128  # of the paper's recipes; the paper does not state it
+CATALOGUED_BATCH = 128  # in the paper's recipes; the paper does not state it
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class OptimConfig:
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
         name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay). null: adamw for
-            data of one's own if lr is null as well, else sgd.
+            your own data if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
             data set and where lift.bounded does its work, else 1.0: small batches can otherwise end any rate's
             training at chance. 0: none.
@@ -66,7 +61,7 @@ class OptimConfig:
     clip: float | None = None
 
     def resolved(self) -> tuple[float, float]:
-        """(learning rate, weight decay), with the optimizer's defaults where the config names none."""
+        """Return (learning rate, weight decay), with the optimizer's defaults where the config names none."""
         lr, decay = _RATES[self.name or "sgd"]
         return lr if self.lr is None else self.lr, decay if self.weight_decay is None else self.weight_decay
 
@@ -79,17 +74,15 @@ class LiftConfig:
         dim: seam width k (paper, §protocol).
         rho_min: ρ at the first epoch; the paper does not state it.
         rho_max: ρ at the last epoch (paper, §protocol).
-        alpha: repulsion exponent (paper, eq:penalty).
-        repulsion: weight of the repulsion; null ties it to ρ (paper, remark (i)). It sums n²/2 pairs: for thousands
-            of classes give something like 1/n.
+        alpha: {alpha}.
+        repulsion: {repulsion_scale}.
         covariance: how Σ̂ is estimated.
         structure: of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
-        draws: samples per class and step (alg:lifted, line 5); null: 1 for a catalogued data set, for data of one's own
-            enough for 64 samples per step.
-        antithetic: draw ξ and −ξ together.
-        init: where the prototypes start.
-        class_weights: 1/n or |D_i|/m (remark (ii)).
+        draws: {draws}. A catalogued data set takes 1 where none is given (paper).
+        antithetic: {antithetic}.
+        init: {init}.
+        class_weights: {class_weights}.
         clean_pass: exact covariance from clean images instead of the epoch's augmented ones.
         seam_speed: learning rate of N2 and the prototypes, relative to N1's; null: 1 for a catalogued data set (the
             paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
@@ -97,21 +90,24 @@ class LiftConfig:
             cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
     """
 
-    dim: int = 32
+    dim: int = DEFAULT_DIM
     rho_min: float = 1.0
     rho_max: float = 16.0
-    alpha: float = 2.0
-    repulsion: float | None = None
+    alpha: float = OPTIONS["alpha"].default
+    repulsion: float | None = OPTIONS["repulsion_scale"].default
     covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
     structure: Literal["full", "diagonal", "shared"] = "full"
     floor: float | Literal["auto"] = 0.1
-    draws: int | None = None
-    antithetic: bool = False
-    init: Literal["fsinit", "random", "unit"] = "fsinit"
-    class_weights: Literal["uniform", "frequency"] = "uniform"
+    draws: int | None = OPTIONS["draws"].default
+    antithetic: bool = OPTIONS["antithetic"].default
+    init: Init = OPTIONS["init"].default
+    class_weights: ClassWeights = OPTIONS["class_weights"].default
     clean_pass: bool = False
     seam_speed: float | None = None
     bounded: bool | None = None
+
+
+LiftConfig.__doc__ = (LiftConfig.__doc__ or "").format(**{k: v.description for k, v in OPTIONS.items()})
 
 
 @dataclass(frozen=True)
@@ -126,8 +122,8 @@ class RunConfig:
         variant: baseline (the plain model), unlifted (its seam, end to end) or protoseam.
         seed: of the initial weights, the split, the order, the augmentation and the samples.
         epochs: epochs to train.
-        batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for data of
-            one's own the largest power of two from 8 to 128 with which an epoch has 20 steps.
+        batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for your
+            own data the largest power of two from 8 to 128 with which an epoch has 20 steps.
         validation: fraction of the training data held out, stratified.
         augment: the paper's pipeline (crop, flip, RandAugment, erasing), none, or auto: the paper's for colour
             images of 32 pixels or more, none for digits and tables, which a flip turns into something else.
@@ -232,8 +228,8 @@ class RunConfig:
             raise ConfigError(
                 f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
             )
-        if not self.lift.alpha > 0:
-            raise ConfigError(f"lift.alpha must be positive, got {self.lift.alpha}")
+        OPTIONS["alpha"].check("lift.alpha", self.lift.alpha, ConfigError)
+        OPTIONS["repulsion_scale"].check("lift.repulsion", self.lift.repulsion, ConfigError)
         if not 0 < self.lift.rho_min <= self.lift.rho_max:
             raise ConfigError(
                 f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"
@@ -268,9 +264,9 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The config with the defaults that depend on other settings filled in, as far as no data is needed for it.
+    """Return the config with those defaults filled in that depend on other settings but not on the data.
 
-    A run keeps this form, so that it goes on with the same numbers should a later version have other defaults.
+    A run keeps this form, so that it resumes with the same numbers in a version with other defaults.
     """
     from protoseam.lab.data.loading import is_catalogued
     from protoseam.seam.groups import SEAM_SPEED
@@ -286,7 +282,7 @@ def resolved(config: RunConfig) -> RunConfig:
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
     elif clip is None:
-        lifted = bounded and config.variant == "protoseam"  # whose gradients need no second limit
+        lifted = bounded and config.variant == "protoseam"  # its gradients need no second limit
         clip = None if lifted else _OWN_CLIP
     return dataclasses.replace(
         config,
@@ -297,7 +293,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def as_begun(values: dict[str, Any]) -> dict[str, Any]:
-    """A run's stored settings with those that did not exist when it was begun as they were in force then."""
+    """Return a run's stored settings, where those that did not exist when it began get what was in force then."""
     from protoseam.lab.data.loading import is_catalogued
 
     if is_catalogued(str(values.get("data"))):
@@ -311,153 +307,6 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
-    """The settings in which two runs differ, in words, ``but`` those."""
+    """Return the settings in which two runs differ, as sentences, except those in ``but``."""
     theirs, ours = to_dict(resolved(there)), to_dict(resolved(here))
     return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
-
-
-@functools.cache
-def _dialect() -> tuple[Any, Any]:
-    """YAML's safe loader and dumper, with numbers as everyone but YAML 1.1 writes them.
-
-    1e-3 is one. 1:30, which would be 90, and 010, which would be 8, are words, and so refused where a number belongs.
-    """
-    import yaml
-
-    numbers = {
-        "int": r"[-+]?(0|[1-9][0-9_]*)$",
-        "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$|"
-        r"[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$",
-    }
-    kinds = (type("Loader", (yaml.SafeLoader,), {}), type("Dumper", (yaml.SafeDumper,), {}))
-    tags = {f"tag:yaml.org,2002:{kind}": re.compile(form) for kind, form in numbers.items()}
-    loader: Any = kinds[
-        0
-    ]  # the dumper keeps the old forms as well, so that it quotes words that look like them
-    loader.yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in forms if tag not in tags]
-        for first, forms in loader.yaml_implicit_resolvers.items()
-    }
-    for kind in kinds:
-        for tag, form in tags.items():
-            kind.add_implicit_resolver(tag, form, list("-+.0123456789"))  # type: ignore[attr-defined]
-    return kinds
-
-
-def to_yaml(config: RunConfig) -> str:
-    import yaml
-
-    return str(yaml.dump(to_dict(config), Dumper=_dialect()[1], sort_keys=False))
-
-
-def parse_yaml(text: bytes) -> dict[str, Any]:
-    """The settings in a YAML file: numbers, words, lists and tables. Tags cannot make objects of them.
-
-    Aliases are refused, as a few lines of them can stand for a structure larger than memory, and so is deep nesting,
-    for which the parser's time grows with the square of the depth and more.
-    """
-    import yaml
-
-    try:
-        if len(text) > _MOST_YAML_BYTES:
-            raise ConfigError(
-                f"it has {len(text):,} bytes; a file of settings has at most {_MOST_YAML_BYTES:,}"
-            )
-        depth = 0
-        loader, _ = _dialect()
-        for event in yaml.parse(text, Loader=loader):
-            if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"*{event.anchor} is a YAML alias: write the value out in its place")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_YAML_DEPTH:
-                raise ConfigError(
-                    f"its lists and tables are more than {_MOST_YAML_DEPTH} deep: no setting is"
-                )
-        values = loader(text).get_single_data()
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: bytes that are no text, 2001-99-99
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"this is not valid YAML, or more than plain values: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"these are no settings, one a line, but a {type(values).__name__}")
-    return values
-
-
-def from_dict(values: dict[str, Any]) -> RunConfig:
-    """A config from plain data; an unknown key is an error that suggests the nearest known one."""
-    known = dict(values)
-    parts = {"optim": OptimConfig, "lift": LiftConfig}
-    for name, kind in parts.items():
-        if isinstance(known.get(name), dict):
-            known[name] = kind(**_checked(kind, known[name], f"{name}."))
-    return RunConfig(**_checked(RunConfig, known, ""))
-
-
-def _checked(kind: type, values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    import difflib
-
-    fields = [f.name for f in dataclasses.fields(kind)]
-    for key in values:
-        if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(fields)}"
-            shown = key if str(key).isprintable() else repr(key)
-            raise ConfigError(f"unknown setting {prefix}{shown}{hint}")
-    hints = typing.get_type_hints(kind)
-    for key, value in values.items():
-        if not (_fits(value, hints[key]) and _printable(value)):
-            raise ConfigError(f"{prefix}{key} must be {_named(hints[key])}, got {value!r:.100}")
-    return values
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value is of the kind a setting has; YAML and JSON know no others."""
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inside)
-    if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in inside)
-    if hint is float:  # no setting is infinite; comparing takes any int, math.isfinite does not
-        return type(value) in (int, float) and -_LARGEST < value < _LARGEST
-    if hint in (int, bool):  # True is an int to Python, but nobody means one epoch by it
-        return type(value) is hint
-    if origin is dict:
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    return isinstance(value, hint)
-
-
-def _printable(value: Any) -> bool:
-    """Whether every word in a value can be shown on a terminal as it is."""
-    if isinstance(value, dict):
-        return all(map(_printable, (*value, *value.values())))
-    if isinstance(value, list | tuple):
-        return all(map(_printable, value))
-    return not isinstance(value, str) or value.isprintable()
-
-
-def described(name: str) -> str | None:
-    """What the setting of that (dotted) name must be, in words; None if there is no such setting."""
-    part, _, last = name.rpartition(".")
-    kind = {"": RunConfig, "optim": OptimConfig, "lift": LiftConfig}.get(part)
-    hint = None if kind is None else typing.get_type_hints(kind).get(last)
-    return None if hint is None else _named(hint)
-
-
-def _named(hint: Any) -> str:
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_named, inside))
-    if origin is Literal:
-        return " or ".join(map(str, inside))
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "printable text",
-        type(None): "null",
-    }
-    return names.get(hint, "a table of settings")

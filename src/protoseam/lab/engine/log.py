@@ -1,15 +1,18 @@
-"""What a person sees of a run: a progress bar in a terminal, a plain line an epoch elsewhere."""
+"""What a person sees of a run: the last epochs and a progress bar in a terminal, a plain line per epoch elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from protoseam.lab.data.names import for_terminal
 
 __all__ = ["Progress"]
+
+_SHOWN = 6  # epochs above the bar
 
 
 class Progress:
@@ -19,27 +22,14 @@ class Progress:
         self.title, self.done, self.epochs, self.quiet = for_terminal(title), done, epochs, quiet
         self.started = time.monotonic()
         self.first = done
+        self.rows: list[dict[str, str]] = []
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
         if not self.quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.markup import escape
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[news]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
+            self._bar = _bar(self.rows)
             self._bar.start()
-            self._task = self._bar.add_task(
-                escape(self.title), total=self.epochs, completed=self.done, news=""
-            )
+            self._task = self._bar.add_task(_escaped(self.title), total=self.epochs, completed=self.done)
         return self
 
     def __exit__(
@@ -57,13 +47,65 @@ class Progress:
 
     def epoch(self, row: dict[str, Any]) -> None:
         self.done = row["epoch"]
-        news = f"loss {row['loss']['total']:.4f}"
-        if row.get("validation_accuracy") is not None:
-            news += f"  val {100 * row['validation_accuracy']:.2f} %"
-        news += f"  {row['images_per_second']:,.0f} img/s"
+        news = _news(row)
+        self.rows[:] = [*self.rows, news][-_SHOWN:]
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, news=news)
+            self._bar.update(self._task, completed=self.done)
         elif not self.quiet:
             seconds = (time.monotonic() - self.started) / max(1, self.done - self.first)
             left = seconds * (self.epochs - self.done)
-            print(f"{self.title}  epoch {self.done}/{self.epochs}  {news}  {left:,.0f} s left", flush=True)
+            told = "  ".join(
+                f"{name} {value}" for name, value in news.items() if name not in ("epoch", "img/s")
+            )
+            print(
+                f"{self.title}  epoch {self.done}/{self.epochs}  {told}  {news['img/s']} img/s  {left:,.0f} s left",
+                flush=True,
+            )
+
+
+def _news(row: dict[str, Any]) -> dict[str, str]:
+    """What counts of an epoch: validation, the loss and its terms, how close the nearest prototypes are, the speed."""
+    loss, accuracy = row["loss"], row.get("validation_accuracy")
+    news = {"epoch": str(row["epoch"])}
+    if accuracy is not None:
+        news["val"] = f"{100 * accuracy:.2f} %"
+    news["loss"] = f"{loss['total']:.4f}"
+    news |= {name: f"{value:.3g}" for name, value in loss.items() if name != "total"}
+    if "prototype_gap_min" in row.get("seam", {}):
+        news["nearest prototypes"] = f"{row['seam']['prototype_gap_min']:.3g}"
+    return news | {"img/s": f"{row['images_per_second']:,.0f}"}
+
+
+def _escaped(title: str) -> str:
+    from rich.markup import escape
+
+    return escape(title)
+
+
+def _bar(rows: list[dict[str, str]]) -> Any:
+    """A bar with the time left, and above it a table of the last epochs, which ``rows`` holds."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+
+    class Bar(Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            if rows:
+                table = Table(box=None, pad_edge=False, header_style="dim")
+                names = list(dict.fromkeys(name for row in rows for name in row))
+                for name in names:
+                    table.add_column(name, justify="right")
+                for row in rows:
+                    table.add_row(*(row.get(name, "") for name in names))
+                yield table
+            yield self.make_tasks_table(self.tasks)
+
+    return Bar(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("epochs,"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+        console=Console(stderr=True),
+    )

@@ -20,19 +20,19 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.answers import quantiles
-from protoseam.lab.engine.bounded import bytes_of
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
+from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.latents import Latents, finish, look, seam_of
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
+from protoseam.lab.engine.resuming import ResumeWarning, load_checkpoint, load_history, warn_of_changes
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.schemas import check_state
 from protoseam.lab.engine.seamfile import write_seam
 
 __all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "Session", "resume", "train"]
@@ -51,10 +51,6 @@ class Interrupted(ProtoSeamError):
 
 class DivergenceWarning(UserWarning):
     """A run diverged and goes on from its last good epoch with a smaller step."""
-
-
-class ResumeWarning(UserWarning):
-    """A run goes on in another environment than it was started in."""
 
 
 def resume(
@@ -121,7 +117,8 @@ def train(
         session = Session(config, directory, processes, goes_on=goes_on, test=test)
         told = logger if session.writes else None
         session.report = stack.enter_context(reporting(told, out, to_dict(config)))
-        summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
+        with metered(out if session.writes else None, device):
+            summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
         session.report({"test_accuracy": summary["test_accuracy"]}, config.epochs)
         return summary
 
@@ -146,12 +143,13 @@ class Session:
             if self.writes and not goes_on:
                 directory.withdraw()
             raise
+        self.latents = Latents(config.epochs)
         if goes_on:
-            self._warn_of_changes(changed)
-            self._load_checkpoint()
-            self._load_history()
-        resumed = Latents.resumed(self.out, config.epochs, self.run.epoch) if goes_on else None
-        self.latents = resumed or Latents(config.epochs)
+            if self.writes:
+                warn_of_changes(directory, config.device, changed)
+            self.saved, self.rewinds = load_checkpoint(self.run, directory)
+            self.history = load_history(directory, self.run.epoch, writes=self.writes)
+            self.latents = Latents.resumed(self.out, config.epochs, self.run.epoch)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
@@ -177,64 +175,6 @@ class Session:
         if self.writes and remembered is None:
             RunData.of(config, dataset, run.data).write(self.out)
         return run, changed
-
-    # ------------------------------------------------------------------ going on with a run
-
-    def _warn_of_changes(self, changed: list[str]) -> None:
-        if not self.writes:
-            return
-        changes = self.directory.environment_changes(self.config.device)
-        if changes:
-            self.directory.note_environment(self.config.device)
-            warnings.warn(
-                "this run was started in another environment, so it may not end bit-identically: "
-                + "; ".join(changes),
-                ResumeWarning,
-                stacklevel=4,
-            )
-        if changed:
-            warnings.warn(
-                f"the data has changed since this run was started: {'; '.join(changed)}. Training continues with the "
-                "present data",
-                ResumeWarning,
-                stacklevel=4,
-            )
-
-    def _load_checkpoint(self) -> None:
-        run = self.run
-        most = 4 * bytes_of(run.state()) + 2**20
-        found = checkpoint.latest(self.directory.checkpoints, run.device, most_bytes=most)
-        if found is None:
-            return
-        epoch, state = found
-        if wrong := check_state(state, epoch, self.config.epochs, run.data.steps):
-            raise checkpoint.CheckpointError(
-                f"the checkpoint of epoch {epoch} in {self.out} is no state of this run: {wrong}. Restore it, or "
-                "remove its folder"
-            )
-        try:
-            run.load_state(state)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
-            raise checkpoint.CheckpointError(
-                f"the checkpoint of epoch {epoch} in {self.out} does not fit its config.yaml "
-                f"({str(error).splitlines()[0]}): restore the one it was saved with, or start again"
-            ) from error
-        self.saved, self.rewinds = epoch, int(state.get("rewinds", 0))
-
-    def _load_history(self) -> None:
-        done = self.run.epoch
-        self.history = [row for row in self.directory.read_metrics() if row["epoch"] <= done]
-        if not self.writes:
-            return
-        lost = sorted(set(range(1, done + 1)) - {row["epoch"] for row in self.history})
-        if lost:
-            warnings.warn(
-                f"{self.out / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, between {lost[0]} and "
-                f"{lost[-1]}, cannot be read and are left out. Training continues",
-                ResumeWarning,
-                stacklevel=4,
-            )
-        self.directory.rewind_metrics(done)
 
     # ------------------------------------------------------------------ the way to the end
 

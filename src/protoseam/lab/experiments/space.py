@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import math
@@ -13,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, from_dict, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.lab.engine.settings import from_dict, settings
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -60,9 +60,7 @@ def parse_space(words: Sequence[str]) -> dict[str, Choice | Range]:
 
 
 def _check_name(key: str) -> None:
-    parts = {"optim": OptimConfig, "lift": LiftConfig}
-    known = [f.name for f in dataclasses.fields(RunConfig) if f.name not in (*parts, *_FIXED)]
-    known += [f"{part}.{f.name}" for part, kind in parts.items() for f in dataclasses.fields(kind)]
+    known = [name for name in settings() if name not in _FIXED]
     if key in known:
         return
     if key in _FIXED:

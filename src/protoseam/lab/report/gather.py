@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protoseam.lab.engine.config import ConfigError, RunConfig, from_dict, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
 from protoseam.lab.engine.files import StorageError, read_json
 from protoseam.lab.engine.latents import read_file
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.schemas import ROW, SHARE, nullable, problem
+from protoseam.lab.engine.settings import from_dict
 
 __all__ = ["Gathered", "gather"]
 

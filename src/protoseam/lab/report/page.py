@@ -49,8 +49,8 @@ def write_page(places: Sequence[Path], out: Path | None = None) -> Path:
 def _usual_place(places: Sequence[Path]) -> Path:
     if len(places) == 1 and places[0].is_dir():
         return places[0] / FILE
-    parents = {place.resolve().parent for place in places}
-    return parents.pop() / FILE if len(parents) == 1 and places[0].is_dir() else Path(FILE)
+    shared = {place.parent for place in places}
+    return shared.pop() / FILE if len(shared) == 1 and places[0].is_dir() else Path(FILE)
 
 
 def page(

@@ -1,0 +1,142 @@
+"""``protoseam predict DIR IMAGES…``: class, probability, runner-up and a score of unusual images."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from protoseam.lab.engine.deployed import Deployed, Prediction
+
+_BATCH = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", type=Path, metavar="DIR", help="a finished run's directory, or an exported .onnx or .pt2 file"
+    )
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGES",
+        help="image files, folders, .npz arrays; - reads a list of them",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print comma-separated values")
+    form.add_argument("--json", action="store_true", help="print one JSON object per line")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="load a .pt2 file, whose loader can run code: only one of your own",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from protoseam.lab.data.names import for_terminal
+
+    net = _load(args)
+    write = _csv if args.csv else _json if args.json else _table
+    damaged: list[str] = []
+    write(_answers(net, args.images, damaged), net)
+    for line in damaged:
+        print(for_terminal(f"protoseam predict: {line}"), file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def _load(args: argparse.Namespace) -> Deployed:
+    from protoseam.lab.engine.config import ConfigError
+    from protoseam.lab.engine.deployed import load, load_exported
+    from protoseam.lab.engine.run import resolve_device
+
+    if args.run.suffix not in (".pt2", ".onnx"):
+        return load(args.run, device=resolve_device(args.device))
+    if not args.run.is_file():
+        raise ConfigError(f"there is no file {args.run}")
+    if args.run.suffix == ".pt2" and not args.trust:
+        raise ConfigError(
+            f"{args.run}: PyTorch's loader of .pt2 files can run code that a file holds. If the file is your own, say "
+            "--trust; or name the run's directory, or an .onnx file"
+        )
+    return load_exported(args.run)
+
+
+def _answers(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[Prediction]:
+    """Answers in the order of the images; what cannot be used goes to ``damaged``."""
+    from protoseam.lab.data.images import Problem
+    from protoseam.lab.data.samples import find_samples
+
+    names: list[str] = []
+    inputs = []
+    for name, sample in find_samples(places, net.shape, sys.stdin):
+        if isinstance(sample, Problem):
+            damaged.append(f"{name} {sample}")
+            continue
+        names.append(name)
+        inputs.append(net.normalised(sample))
+        if len(names) == _BATCH:
+            yield from net.answer(names, inputs)
+            names, inputs = [], []
+    if names:
+        yield from net.answer(names, inputs)
+
+
+def _csv(found: Iterator[Prediction], net: Deployed) -> None:
+    from protoseam.lab.engine.deployed import Prediction
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(field.name for field in dataclasses.fields(Prediction))
+    for one in found:
+        writer.writerow(
+            "" if v is None else f"{v:.6g}" if isinstance(v, float) else v for v in dataclasses.astuple(one)
+        )
+
+
+def _json(found: Iterator[Prediction], net: Deployed) -> None:
+    for one in found:
+        print(json.dumps(dataclasses.asdict(one), ensure_ascii=False))
+
+
+def _table(found: Iterator[Prediction], net: Deployed) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from protoseam.lab.data.names import for_terminal
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("image", "class", "probability", "runner-up", "its probability", "unusual"):
+        table.add_column(
+            title, justify="left" if title in ("image", "class", "runner-up") else "right", overflow="fold"
+        )
+    ranked = False
+    for one in found:
+        ranked |= one.rank is not None
+        rank = "" if one.rank is None else f" ({100 * one.rank:.0f} %)"
+        cells = (
+            one.name,
+            one.label,
+            f"{100 * one.probability:.1f} %",
+            one.second,
+            f"{100 * one.second_probability:.1f} %",
+            f"{one.unusual:.3g}{rank}",
+        )
+        table.add_row(*(Text(for_terminal(cell)) for cell in cells))
+    if not table.row_count:
+        return
+    console = Console(highlight=False)
+    console.print(table)
+    what = (
+        "the distance to the nearest prototype, in deviations"
+        if net.seam
+        else "the free energy of the logits"
+    )
+    compared = "; in brackets, the share of the run's test images with a smaller one" if ranked else ""
+    console.print(f"unusual: {what}{compared}", markup=False)
