@@ -29,12 +29,18 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_table_and_figure_is_made_and_says_that_it_is_quick(study: Path) -> None:
     expected = {f"{name}.{form}" for name in TABLES for form in ("csv", "md", "tex")}
-    expected |= {f"{name}.{form}" for name in FIGURES for form in ("png", "svg")} | {"index.md", "report.html"}
+    expected |= {f"{name}.{form}" for name in FIGURES for form in ("png", "svg")} | {
+        "index.md",
+        "report.html",
+    }
     assert {path.name for path in (study / "report").iterdir()} == expected
     for path in (study / "report").iterdir():
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG")
-        elif path.suffix not in (".svg", ".html"):  # an SVG has its letters as outlines, the page its own tests
+        elif path.suffix not in (
+            ".svg",
+            ".html",
+        ):  # an SVG has its letters as outlines, the page its own tests
             assert "not the paper's numbers" in path.read_text(encoding="utf-8"), path.name
     assert "missing" not in (study / "report" / "index.md").read_text()
 
