@@ -52,7 +52,7 @@ def test_the_table_shows_what_is_there_and_what_is_missing(
     [
         (["table1", "--quick", "--models", "resnet8"], "--quick has its own data and networks"),
         (["table1", "--quick", "--readme", "README.md"], "leave out --datasets, --models and --readme"),
-        (["curves", "--table-only", "--out", "nowhere"], "nowhere; say --out"),
+        (["curves", "--table-only", "--out", "nowhere"], "nowhere: name one with --out"),
     ],
 )
 def test_contradictions_are_answered_in_words(

@@ -1,4 +1,4 @@
-"""``protoseam reproduce``: the paper's runs, a study directory at a time, and their tables and figures."""
+"""``protoseam reproduce``: train the runs of a study, and make its tables and figures."""
 
 from __future__ import annotations
 
@@ -39,92 +39,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from protoseam.lab.experiments.recipes import NETWORKS, STUDIED
 
     parts = "; ".join(f"{part}: {what}" for part, what in WHAT.items())
-    parser.add_argument("part", choices=WHAT, metavar="PART", help=parts)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="use the digits and small networks: every table and figure in minutes on a CPU",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="the study's directory (default: results/paper; quick-output with --quick)",
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="DIR", help="directory of the tables and figures (default: OUT/report)"
-    )
-    parser.add_argument("--no-page", action="store_true", help="write no report.html beside them")
-    parser.add_argument("--datasets", nargs="+", choices=paper.DATASETS)
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        choices=NETWORKS,
-        help=f"{' and '.join(STUDIED)} by default; the sweeps use the first ViT-S named",
-    )
-    parser.add_argument("--variants", nargs="+", choices=paper.VARIANTS)
-    parser.add_argument("--seeds", nargs="+", type=int)
-    parser.add_argument("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")
-    parser.add_argument(
-        "--budget-minutes", type=float, help="save and stop within this time; start again to go on"
-    )
-    parser.add_argument("--data-root", help="directory of the data sets")
-    parser.add_argument("--table-only", action="store_true", help="train nothing; report the runs that exist")
-    parser.add_argument(
-        "--readme",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="also rewrite the generated tables in these Markdown files",
-    )
+    add = parser.add_argument
+    add("part", choices=WHAT, metavar="PART", help=parts)
+    quick = "use the digits and small networks: every table and figure in minutes on a CPU"
+    add("--quick", action="store_true", help=quick)
+    out = "the study's directory (default: results/paper; quick-output with --quick)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    report = "directory of the tables and figures (default: OUT/report)"
+    add("--report", type=Path, metavar="DIR", help=report)
+    add("--no-page", action="store_true", help="write no report.html beside them")
+    add("--datasets", nargs="+", choices=paper.DATASETS)
+    models = f"{' and '.join(STUDIED)} by default; the sweeps use the first ViT-S named"
+    add("--models", nargs="+", choices=NETWORKS, help=models)
+    add("--variants", nargs="+", choices=paper.VARIANTS)
+    add("--seeds", nargs="+", type=int)
+    add("--epochs", type=int, help="for a trial; only the paper's 200 count in its tables")
+    add("--budget-minutes", type=float, help="save and stop within this time; start again to go on")
+    add("--data-root", help="directory of the data sets")
+    add("--table-only", action="store_true", help="train nothing; report the runs that exist")
+    readme = "also rewrite the generated tables in these Markdown files"
+    add("--readme", nargs="+", type=Path, metavar="FILE", help=readme)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.part == "recipes":
-        return _list_recipes()
-    from protoseam.lab.cli.options import at_least_one, distinct
+        from protoseam.lab.experiments.recipes import RECIPES
 
-    at_least_one("epochs", args.epochs)
-    for name in ("datasets", "models", "variants", "seeds"):
-        distinct(name, getattr(args, name))
-    if args.quick and (args.datasets or args.models or args.readme):
-        print(
-            "protoseam reproduce: --quick has its own data and networks, none of them the paper's: leave out "
-            "--datasets, --models and --readme",
-            file=sys.stderr,
-        )
-        return 2
+        print("\n".join(str(make.__doc__) for make in RECIPES.values()))
+        return 0
+    from protoseam.lab.cli.options import at_least_one, distinct
     from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
     from protoseam.lab.experiments.covariances import adopt
     from protoseam.lab.experiments.study import read_study
 
+    at_least_one("epochs", args.epochs)
+    for name in ("datasets", "models", "variants", "seeds"):
+        distinct(name, getattr(args, name))
+    if args.quick and (args.datasets or args.models or args.readme):
+        return _refuse("--quick has its own data and networks: leave out --datasets, --models and --readme")
     scope = _scope(args)
     out = args.out or Path("quick-output" if args.quick else "results/paper")
     parts = _within(args, scope) if args.part == "all" else (args.part,)
+    if args.table_only and not out.is_dir():
+        return _refuse(
+            f"there is no study in {out.absolute()}: name one with --out, or leave out --table-only"
+        )
     undrawn = any(part != "table1" for part in parts) and not reporting.can_draw()
     if undrawn:
-        print(
-            "figures need matplotlib: pip install -e '.[report]' in the clone; tables do without",
-            file=sys.stderr,
-        )
-    if args.table_only and not out.is_dir():
-        print(
-            f"protoseam reproduce: there is no study in {out.absolute()}; say --out, or run it without --table-only",
-            file=sys.stderr,
-        )
-        return 2
+        _refuse("figures need matplotlib: pip install -e '.[report]' in the clone; the tables do not")
     refuse_links(out)
     runs = adopt(read_study(out), scope, out.parent)  # before training: a file that is no run ends it here
     sound = args.table_only or _train(args, parts, scope, out, runs)
     runs = adopt(read_study(out), scope, out.parent)
-    again = "the same command without --table-only" if args.table_only else "the same command"
-    _show(parts, runs, scope, out, again)
-    written = reporting.write_report(parts, runs, scope, args.report or out / "report", out.parent)
-    print(f"written: {', '.join(path.name for path in written)} in {written[0].parent}")
+    _show(parts, runs, scope, out, "without --table-only" if args.table_only else "again")
+    report = args.report or out / "report"
+    written = reporting.write_report(parts, runs, scope, report, out.parent)
+    print(f"written: {', '.join(path.name for path in written)} in {report}")
     if not args.no_page and any(name != "toy" for name in runs):
-        leave_page([out], (args.report or out / "report") / "report.html")
+        leave_page([out], report / "report.html")
     if args.readme:
         from protoseam.lab.experiments.documents import blocks, fill
 
@@ -133,6 +107,11 @@ def run(args: argparse.Namespace) -> int:
             changed = fill(document, found)
             print(f"{document}: {'rewritten' if changed else 'is up to date'}")
     return 0 if sound and not undrawn else 1
+
+
+def _refuse(why: str) -> int:
+    print(f"protoseam reproduce: {why}", file=sys.stderr)
+    return 2
 
 
 def _scope(args: argparse.Namespace) -> Scope:
@@ -148,7 +127,7 @@ def _scope(args: argparse.Namespace) -> Scope:
 
 
 def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
-    """The parts of ``all`` that lie within the data sets, networks and variants asked for."""
+    """Return the parts of ``all`` that lie within the data sets, networks and variants asked for."""
     from protoseam.lab.experiments import reporting
     from protoseam.lab.experiments.plans import PLANS
 
@@ -167,7 +146,7 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 
 
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path, runs: Runs) -> bool:
-    """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
+    """Run what the parts still lack until it is done or the time is up; False if something failed."""
     from protoseam.errors import SeamWarning
     from protoseam.lab.cli.options import budget_seconds, one_thread
     from protoseam.lab.data.names import for_terminal
@@ -200,7 +179,7 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
 
 
 def _with_data(lacking: Agenda, root: str | None) -> tuple[Agenda, bool]:
-    """Leave out, in words, the runs whose data set is not on this machine; False if there are any."""
+    """Leave out the runs whose data set is not on this machine, and print why; False if there are any."""
     from protoseam.lab.data.loading import absence
 
     counts = Counter(config.data for _, config in lacking.values())
@@ -221,7 +200,7 @@ def _simulate_toy(out: Path, scope: Scope) -> None:
         write_json(out / "toy.json", {"name": "toy", "samples": samples, "seeds": seeds, "rows": rows})
 
 
-def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path, again: str) -> None:
+def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path, how: str) -> None:
     from protoseam.lab.experiments import reporting, tables
 
     for part in parts:
@@ -230,15 +209,7 @@ def _show(parts: tuple[str, ...], runs: Runs, scope: Scope, out: Path, again: st
                 print(f"{table.caption}\n\n{tables.markdown(table)}")
         absent, uncounted, total = reporting.shortfall(part, runs, scope)
         print(f"{part}: {total - len(absent) - len(uncounted)} of {total} runs are in {out}", end="")
-        print(f"; {again} goes on" if absent else "")
+        print(f"; run the same command {how} to go on" if absent else "")
         for name, why in uncounted.items():
-            print(f"  {name} is {why} and not counted: move {out / name}.json away to run it")
+            print(f"  {name} is {why} and not counted: move {out / name}.json away to run it again")
     print(tables.cost_line(runs))
-
-
-def _list_recipes() -> int:
-    from protoseam.lab.experiments.recipes import RECIPES
-
-    for make in RECIPES.values():
-        print(f"{make.__doc__}")
-    return 0
