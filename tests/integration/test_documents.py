@@ -17,6 +17,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import protoseam as ps
 from protoseam.lab.cli.main import VERBS
 from protoseam.lab.cli.options import spelled
 from protoseam.lab.cli.parser import read_command
@@ -39,9 +40,15 @@ def prepared() -> dict[str, Any]:
         nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10),
     )  # fmt: skip
+    loader = DataLoader(TensorDataset(x[first], y[first]), batch_size=64, shuffle=True)
+    net = ps.lift(model, num_classes=10)
+    net.initialize(loader)
     return {
+        "torch": torch,
+        "ps": ps,
+        "net": net,
         "model": model,
-        "loader": DataLoader(TensorDataset(x[first], y[first]), batch_size=64, shuffle=True),
+        "loader": loader,
         "held_out": DataLoader(TensorDataset(x[rest], y[rest]), batch_size=256),
         "x": x[first[:64]],
         "y": y[first[:64]],

@@ -20,6 +20,7 @@ from protoseam.core.initializers import forward_sweep, random_prototypes, unit_v
 from protoseam.core.objective import (
     consensus,
     consensus_slope,
+    prototype_gradient,
     pull_points,
     repulsion,
     sampled_classification,
@@ -55,6 +56,7 @@ __all__ = [
     "optimal_floor",
     "pooled_covariance",
     "prototype_factors",
+    "prototype_gradient",
     "pull_points",
     "random_prototypes",
     "repulsion",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from protoseam.core.devices import cuda_kernels
+from protoseam.errors import ArgumentError
 
 __all__ = [
     "ClassFactors",
@@ -66,7 +67,7 @@ class ClassFactors(NamedTuple):
 
 def check_structure(structure: Structure) -> Structure:
     if structure not in get_args(Structure):
-        raise ValueError(f"structure must be full, diagonal or shared, got {structure!r}")
+        raise ArgumentError(f"structure must be full, diagonal or shared, got {structure!r}")
     return structure
 
 
@@ -85,9 +86,9 @@ def empty_moments(
 def check_one_label_each(z_BK: Tensor, y_B: Tensor) -> None:
     """Broadcasting would make something of other lengths, and nothing sensible."""
     if len(z_BK) != len(y_B):
-        raise ValueError(f"{len(z_BK)} samples but {len(y_B)} labels: give one label each")
+        raise ArgumentError(f"{len(z_BK)} samples but {len(y_B)} labels: give one label each")
     if y_B.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"labels must be int64 or int32, got {y_B.dtype}: pass y.long()")
+        raise ArgumentError(f"labels must be int64 or int32, got {y_B.dtype}: pass y.long()")
 
 
 def check_one_target_each(z_BK: Tensor, y: Tensor) -> None:
@@ -95,7 +96,7 @@ def check_one_target_each(z_BK: Tensor, y: Tensor) -> None:
     if not y.is_floating_point():
         check_one_label_each(z_BK, y)
     elif len(z_BK) != len(y):
-        raise ValueError(f"{len(z_BK)} samples but {len(y)} rows of soft targets: give one row each")
+        raise ArgumentError(f"{len(z_BK)} samples but {len(y)} rows of soft targets: give one row each")
 
 
 def class_moments(
@@ -141,7 +142,7 @@ def _sizes(y_N: Tensor, num_classes: int) -> tuple[Tensor, list[int]]:
     """Samples of each class, and where each class begins among samples sorted by class."""
     count_C = torch.bincount(y_N, minlength=num_classes)
     if len(count_C) != num_classes:
-        raise ValueError(
+        raise ArgumentError(
             f"labels must lie in 0…{num_classes - 1}, but the largest is {len(count_C) - 1}: "
             "check num_classes, or subtract 1 if they start from 1"
         )

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from protoseam.core.covariance import class_moments
+from protoseam.errors import ArgumentError
 from protoseam.theory.audit_distances import FULL, QUICK, AuditSettings, quick_bures, seam_distances, trace
 from protoseam.theory.audit_head import AuditedHead, full_factors
 from protoseam.theory.audit_terms import (
@@ -125,7 +126,7 @@ def audit_seam(
     count_C = torch.bincount(y_N, minlength=C)
     index_P = count_C.nonzero()[:, 0]
     if len(index_P) < 2:
-        raise ValueError(f"an audit compares classes, but {len(index_P)} of {C} has held-out samples")
+        raise ArgumentError(f"an audit compares classes, but {len(index_P)} of {C} has held-out samples")
     place_C = torch.full_like(count_C, -1)
     place_C[index_P] = torch.arange(len(index_P), device=place_C.device)
     label_N = place_C[y_N]
@@ -247,19 +248,19 @@ def collapse_if_defined(
 
 def _check(z_NK: Tensor, y_N: Tensor, C: int, K: int, generator: torch.Generator) -> None:
     if z_NK.ndim != 2 or z_NK.shape[1] != K or y_N.shape != z_NK.shape[:1]:
-        raise ValueError(
+        raise ArgumentError(
             f"audit_seam: embeddings {tuple(z_NK.shape)} and labels {tuple(y_N.shape)} must be (N, {K}) and (N,), "
             f"because the prototypes are ({C}, {K})"
         )
     if not len(y_N):
-        raise ValueError("audit_seam: there is no held-out sample to audit")
+        raise ArgumentError("audit_seam: there is no held-out sample to audit")
     low, high = map(int, y_N.aminmax())
     if low < 0 or high >= C:
-        raise ValueError(f"audit_seam: labels run from {low} to {high}, the classes from 0 to {C - 1}")
+        raise ArgumentError(f"audit_seam: labels run from {low} to {high}, the classes from 0 to {C - 1}")
     if not bool(z_NK.isfinite().all()):
-        raise ValueError("audit_seam: an embedding holds NaN or infinity; audit an earlier checkpoint")
+        raise ArgumentError("audit_seam: an embedding holds NaN or infinity; audit an earlier checkpoint")
     if generator.device.type != "cpu":
-        raise ValueError(f"audit_seam: the generator must live on the CPU, not on {generator.device}")
+        raise ArgumentError(f"audit_seam: the generator must live on the CPU, not on {generator.device}")
 
 
 def _floor(floor: float | None, sampling_PKK: Tensor, *, check: bool) -> float:
@@ -271,7 +272,7 @@ def _floor(floor: float | None, sampling_PKK: Tensor, *, check: bool) -> float:
     if floor is None:
         return math.sqrt(max(0.0, least))
     if least < floor**2 - 1e-5 * scale:  # factors are kept in float32
-        raise ValueError(
+        raise ArgumentError(
             f"floor σ0 = {floor:g} does not belong to these factors: Σ̃ has an eigenvalue {least:.3g} below σ0² = "
             f"{floor**2:.3g}. Pass the floor of training, or None"
         )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from protoseam.errors import ArgumentError
 from protoseam.theory.bures import psd_sqrt
 
 __all__ = [
@@ -158,7 +159,7 @@ def _centred_rows(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For a block of c points at a time: p (c, C), and ω_j − ω̄ with each point's own ω̄ = Σ_j p_j ω_j (c, C, K)."""
     if weight_CK.ndim != 2 or point_CK.ndim != 2 or point_CK.shape[1] != weight_CK.shape[1]:
-        raise ValueError(
+        raise ArgumentError(
             f"weight must be (C, K) and points (C, K), got {tuple(weight_CK.shape)} and "
             f"{tuple(point_CK.shape)}: pass head.weight as it is, one row a class"
         )
@@ -237,7 +238,7 @@ def _pair_average(
     subtract: str | None,
 ) -> MeanWithError:
     if pairs < 2:
-        raise ValueError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
+        raise ArgumentError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
     block = max(1, _BLOCK_ROWS // (3 * len(prototype_CK)))
     at_CK = prototype_CK.detach().double()
     chunks: list[Tensor] = []
@@ -277,7 +278,7 @@ def _class_losses(head: Head, z_MCK: Tensor) -> Tensor:
     M, C, K = z_MCK.shape
     logits = head(z_MCK.reshape(M * C, K))
     if logits.shape != (M * C, C):
-        raise ValueError(
+        raise ArgumentError(
             f"head maps {M * C} embeddings to {tuple(logits.shape)}, but there are {C} prototypes: "
             f"it must return ({M * C}, {C}) logits, one a class"
         )

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = [
     "LIMITING_HEAD",
     "SIGMAS",
@@ -159,9 +161,9 @@ def simulate(
     Seed r is the stream of ``seed + r``; every σ gets draws of its own. About 6 s on one core.
     """
     if samples < 2 or seeds < 1:
-        raise ValueError(f"toy simulation needs samples ≥ 2 and seeds ≥ 1, got {samples} and {seeds}")
+        raise ArgumentError(f"toy simulation needs samples ≥ 2 and seeds ≥ 1, got {samples} and {seeds}")
     if not sigmas or min(sigmas) <= 0:
-        raise ValueError(
+        raise ArgumentError(
             f"toy simulation needs noise levels σ > 0 (at 0 every head is optimal), got {tuple(sigmas)}"
         )
     results_GRV = torch.empty(len(sigmas), seeds, 5, dtype=torch.float64)

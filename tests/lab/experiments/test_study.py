@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protoseam.errors import SeamError
 from protoseam.lab.engine import epoch
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.files import StorageError
@@ -29,7 +30,6 @@ from protoseam.lab.experiments.recipes import (
     network,
     recipe,
 )
-from protoseam.seam.guards import SeamError
 
 RESULTS = Path(__file__).parents[3] / "results" / "paper"
 BEGUN = RESULTS.parent / "trials"

@@ -155,13 +155,12 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path) -> bool:
     """Run what the parts still lack, in order, until done, stopped or out of time; False if something failed."""
-    from protoseam.errors import ProtoSeamError
+    from protoseam.errors import ProtoSeamError, SeamWarning
     from protoseam.lab.cli.options import budget_seconds, one_thread
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.session import Interrupted
     from protoseam.lab.experiments.reporting import TOY
     from protoseam.lab.experiments.study import run_study
-    from protoseam.seam.guards import SeamWarning
 
     allowed = budget_seconds(args.budget_minutes)
     deadline = math.inf if allowed is None else time.monotonic() + allowed

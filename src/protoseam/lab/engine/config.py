@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.options import DEFAULT_DIM, OPTIONS, ClassWeights, Init
 
 __all__ = [
     "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "resolved", "to_dict", "unlike",
@@ -73,17 +74,15 @@ class LiftConfig:
         dim: seam width k (paper, §protocol).
         rho_min: ρ at the first epoch; the paper does not state it.
         rho_max: ρ at the last epoch (paper, §protocol).
-        alpha: repulsion exponent (paper, eq:penalty).
-        repulsion: weight of the repulsion; null ties it to ρ (paper, remark (i)). It sums n²/2 pairs: for thousands
-            of classes give something like 1/n.
+        alpha: {alpha}.
+        repulsion: {repulsion_scale}.
         covariance: how Σ̂ is estimated.
         structure: of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
-        draws: samples per class and step (alg:lifted, line 5); null: 1 for a catalogued data set, for data of one's own
-            enough for 64 samples per step.
-        antithetic: draw ξ and −ξ together.
-        init: where the prototypes start.
-        class_weights: 1/n or |D_i|/m (remark (ii)).
+        draws: {draws}. A catalogued data set takes 1 where none is given (paper).
+        antithetic: {antithetic}.
+        init: {init}.
+        class_weights: {class_weights}.
         clean_pass: exact covariance from clean images instead of the epoch's augmented ones.
         seam_speed: learning rate of N2 and the prototypes, relative to N1's; null: 1 for a catalogued data set (the
             paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
@@ -91,21 +90,24 @@ class LiftConfig:
             cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
     """
 
-    dim: int = 32
+    dim: int = DEFAULT_DIM
     rho_min: float = 1.0
     rho_max: float = 16.0
-    alpha: float = 2.0
-    repulsion: float | None = None
+    alpha: float = OPTIONS["alpha"].default
+    repulsion: float | None = OPTIONS["repulsion_scale"].default
     covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
     structure: Literal["full", "diagonal", "shared"] = "full"
     floor: float | Literal["auto"] = 0.1
-    draws: int | None = None
-    antithetic: bool = False
-    init: Literal["fsinit", "random", "unit"] = "fsinit"
-    class_weights: Literal["uniform", "frequency"] = "uniform"
+    draws: int | None = OPTIONS["draws"].default
+    antithetic: bool = OPTIONS["antithetic"].default
+    init: Init = OPTIONS["init"].default
+    class_weights: ClassWeights = OPTIONS["class_weights"].default
     clean_pass: bool = False
     seam_speed: float | None = None
     bounded: bool | None = None
+
+
+LiftConfig.__doc__ = (LiftConfig.__doc__ or "").format(**{k: v.description for k, v in OPTIONS.items()})
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,8 @@ class RunConfig:
             raise ConfigError(
                 f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
             )
-        if not self.lift.alpha > 0:
-            raise ConfigError(f"lift.alpha must be positive, got {self.lift.alpha}")
+        OPTIONS["alpha"].check("lift.alpha", self.lift.alpha, ConfigError)
+        OPTIONS["repulsion_scale"].check("lift.repulsion", self.lift.repulsion, ConfigError)
         if not 0 < self.lift.rho_min <= self.lift.rho_max:
             raise ConfigError(
                 f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protoseam.errors import ProtoSeamError
+from protoseam.errors import ProtoSeamError, SeamError
 from protoseam.lab.data.links import refuse_links
 from protoseam.lab.data.names import for_terminal
 from protoseam.lab.engine.config import ConfigError, RunConfig, unlike
@@ -27,7 +27,6 @@ from protoseam.lab.engine.run import DivergedError
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
 from protoseam.lab.engine.schemas import ROW, TOY, problem
 from protoseam.lab.engine.session import Interrupted, train
-from protoseam.seam.guards import SeamError
 
 __all__ = [
     "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
