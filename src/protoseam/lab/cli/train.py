@@ -34,8 +34,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
-    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
     return parser
 
