@@ -101,7 +101,7 @@ class Options(TypedDict, total=False):
         Option(
             "fsinit",
             "where the prototypes start: on the class means (fsinit; paper, FSInit), at Gaussian draws (random), on "
-            "the unit sphere (unit), or at a given ``(classes, width)`` tensor",
+            "the unit vectors (unit; needs k = n), or at a given ``(classes, width)`` tensor",
             choices=get_args(Init),
         ),
     ]
