@@ -29,7 +29,12 @@ def test_the_files_the_table_and_the_numbers(tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "demo"
     assert verb.run(_arguments("--out", str(out), "--seeds", "7", "--epochs", "1")) == 0
 
-    assert {path.name for path in out.iterdir()} == {"results.json", "clusters.png", "clusters.svg"}
+    assert {path.name for path in out.iterdir()} == {
+        "results.json",
+        "clusters.png",
+        "clusters.svg",
+        "report.html",
+    }
     assert (out / "clusters.png").read_bytes().startswith(b"\x89PNG")
     results = json.loads((out / "results.json").read_text())
     assert {"summary", "runs", "picture", "config", "versions", "seconds"} == set(results)

@@ -14,7 +14,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -36,6 +35,7 @@ __all__ = [
     "build",
     "load_data",
     "run",
+    "run_name",
     "summarize",
     "train",
 ]
@@ -68,6 +68,7 @@ DIM = 32  # paper, §protocol
 EPOCHS = 40
 # The picture's seam: two dimensions, and three times the epochs to sort ten classes in them. The floor is wide
 # enough to see: after training, the training images' own clusters have all but collapsed.
+PICTURE = "the picture, k=2"
 PICTURE_EPOCHS = 3
 PICTURE_FLOOR = 0.3
 
@@ -115,9 +116,9 @@ def train(
     data: Data,
     recipe: Recipe,
     epochs: int = EPOCHS,
-    on_epoch: Callable[[float], None] | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
 ) -> nn.Module:
-    """One run; ``on_epoch`` gets the validation accuracy. A lifted network brings its own loss, the rest is shared."""
+    """One run; ``on_epoch`` gets a row of metrics. A lifted network brings its own loss, the rest is shared."""
     loader = DataLoader(TensorDataset(*data.train), recipe.batch_size, shuffle=True, drop_last=True)
     whole = [data.train]  # small enough to be one batch of the passes that only look
     lifted = net if isinstance(net, ps.Lifted) else None
@@ -136,17 +137,32 @@ def train(
     for epoch in range(epochs):
         if lifted:
             lifted.set_progress(epoch, epochs)  # ρ(t)
+        sums: dict[str, float] = {}
         for x, y in loader:
-            loss = lifted.objective(x, y).total if lifted else F.cross_entropy(net(x), y)
+            terms = lifted.objective(x, y)._asdict() if lifted else {"total": F.cross_entropy(net(x), y)}
             optimizer.zero_grad()
-            loss.backward()
+            terms["total"].backward()
             optimizer.step()
             rate.step()
+            sums = {name: sums.get(name, 0.0) + float(value.detach()) for name, value in terms.items()}
         if lifted:
             lifted.refresh(whole)  # Σ̂
         if on_epoch is not None:
-            on_epoch(accuracy(net, *data.val))
+            on_epoch(
+                {
+                    "epoch": epoch + 1,
+                    "loss": {name: value / len(loader) for name, value in sums.items()},
+                    "validation_accuracy": accuracy(net, *data.val) / 100,
+                    "rho": float(lifted.rho) if lifted else None,
+                    "lr": rate.get_last_lr()[0],
+                    "seam": {"prototype_gap_min": _nearest(lifted)} if lifted else {},
+                }
+            )
     return net
+
+
+def _nearest(net: ps.Lifted) -> float:
+    return float(torch.pdist(net.prototypes.detach()).min())
 
 
 def _warmup_cosine(steps: int, warmup: float) -> Callable[[int], float]:
@@ -172,11 +188,15 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 class Watcher(Protocol):
     """Whoever wants to see the runs go by."""
 
-    def epoch(self, name: str, val: float) -> None:
-        """An epoch of run ``name`` is over; the validation accuracy is ``val`` %."""
+    def epoch(self, name: str, row: dict[str, Any], net: nn.Module, data: Data) -> None:
+        """An epoch of run ``name`` is over; ``row`` has its losses and the validation accuracy."""
 
     def end(self, name: str, test: float, seconds: float) -> None:
         """Run ``name`` is over."""
+
+
+def run_name(variant: str, seed: int) -> str:
+    return f"{variant}, seed {seed}"
 
 
 def run(
@@ -190,7 +210,8 @@ def run(
 
     def one(name: str, net: nn.Module, recipe: Recipe, epochs: int) -> dict[str, float]:
         begun = time.perf_counter()
-        train(net, data, recipe, epochs, on_epoch=partial(watcher.epoch, name) if watcher else None)
+        told = None if watcher is None else lambda row: watcher.epoch(name, row, net, data)
+        train(net, data, recipe, epochs, on_epoch=told)
         test = accuracy(net, *data.test)  # looked at once, after the last step
         seconds = time.perf_counter() - begun
         if watcher is not None:
@@ -198,13 +219,13 @@ def run(
         return {"test": test, "val": accuracy(net, *data.val), "seconds": round(seconds, 3)}
 
     runs = [
-        {"variant": v, "seed": seed, **one(f"{v}, seed {seed}", build(v, seed), RECIPES[v], epochs)}
+        {"variant": v, "seed": seed, **one(run_name(v, seed), build(v, seed), RECIPES[v], epochs)}
         for v in VARIANTS
         for seed in seeds
     ]
     flat = build("ProtoSeam", seeds[0], dim=2, covariance=ps.ExactCovariance(floor=PICTURE_FLOOR))
     assert isinstance(flat, ps.Lifted)
-    picture = one("the picture, k=2", flat, RECIPES["ProtoSeam"], PICTURE_EPOCHS * epochs)
+    picture = one(PICTURE, flat, RECIPES["ProtoSeam"], PICTURE_EPOCHS * epochs)
     config = {
         "data": {"name": "scikit-learn digits", **{name: len(y) for name, (_, y) in vars(data).items()}},
         "epochs": epochs,

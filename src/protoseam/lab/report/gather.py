@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protoseam.lab.engine.config import ConfigError, RunConfig, from_dict, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
 from protoseam.lab.engine.files import StorageError, read_json
 from protoseam.lab.engine.latents import read_file
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.schemas import ROW, SHARE, nullable, problem
+from protoseam.lab.engine.settings import from_dict
 
 __all__ = ["Gathered", "gather"]
 
@@ -36,6 +37,7 @@ class Gathered:
     latents: dict[str, Tensor] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
     place: Path | None = None  # of a run's directory
+    command: str = ""  # that trains it again, where protoseam train does not
 
     @property
     def test(self) -> float | None:
