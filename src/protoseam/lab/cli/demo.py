@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     with (_Bar if console.is_terminal else _Lines)(console, total) as watcher:
-        watched = watcher if args.no_page else DemoPage(watcher)
+        watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
         results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]
     write_atomically(files[0], (json.dumps(results, indent=1) + "\n").encode())

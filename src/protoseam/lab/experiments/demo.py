@@ -155,14 +155,17 @@ def train(
                     "validation_accuracy": accuracy(net, *data.val) / 100,
                     "rho": float(lifted.rho) if lifted else None,
                     "lr": rate.get_last_lr()[0],
-                    "seam": {"prototype_gap_min": _nearest(lifted)} if lifted else {},
+                    "seam": _distances(lifted) if lifted else {},
                 }
             )
     return net
 
 
-def _nearest(net: ps.Lifted) -> float:
-    return float(torch.pdist(net.prototypes.detach()).min())
+def _distances(net: ps.Lifted) -> dict[str, float]:
+    """How far the prototypes are from their nearest rivals."""
+    s_CK = net.prototypes.detach()
+    nearest_C = torch.cdist(s_CK, s_CK).fill_diagonal_(torch.inf).amin(1)
+    return {"prototype_gap_min": float(nearest_C.min()), "prototype_gap_mean": float(nearest_C.mean())}
 
 
 def _warmup_cosine(steps: int, warmup: float) -> Callable[[int], float]:

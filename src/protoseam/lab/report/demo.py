@@ -34,15 +34,15 @@ __all__ = ["DemoPage"]
 class DemoPage:
     """Watches the demo for its page, and lets another watcher see everything, too."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, picture_epochs: int) -> None:
         self.watcher = watcher
         self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.frames: dict[int, tuple[torch.Tensor, Seam]] = {}
+        self.latents = Latents(picture_epochs)
 
     def epoch(self, name: str, row: dict[str, Any], net: nn.Module, data: Data) -> None:
         self.rows.setdefault(name, []).append(row)
-        if name == PICTURE and isinstance(net, ps.Lifted):
-            self.frames[row["epoch"]] = _seen(net, data)
+        if name == PICTURE and isinstance(net, ps.Lifted) and row["epoch"] in self.latents.wanted:
+            self._look(row["epoch"], net, data)
         self.watcher.epoch(name, row, net, data)
 
     def end(self, name: str, test: float, seconds: float) -> None:
@@ -74,18 +74,20 @@ class DemoPage:
         )
 
     @torch.no_grad()
+    def _look(self, epoch: int, net: ps.Lifted, data: Data) -> None:
+        z, _, last = through_last_layer(net.deploy(), 10, [data.test])
+        assert z is not None
+        self.latents.add(epoch, z, last, Seam(net.prototypes.detach(), net.covariance.factors))
+
+    @torch.no_grad()
     def _picture(self, results: dict[str, Any], net: ps.Lifted, data: Data) -> Gathered:
         about, x, y = results["config"]["picture"], *data.test
-        latents = Latents(about["epochs"])
         plain = net.deploy()
-        z, logits, last = through_last_layer(plain, 10, [(x, y)])
-        for epoch in sorted(latents.wanted & set(self.frames)):
-            latents.add(epoch, self.frames[epoch][0], None, self.frames[epoch][1])
-        assert z is not None
-        latents.add(about["epochs"], z, last, Seam(net.prototypes.cpu(), net.covariance.factors.cpu()))
+        z, logits, _ = through_last_layer(plain, 10, [(x, y)])
         levels = ((x - x.min()) / (x.max() - x.min()) * 255).round().to(torch.uint8)
         bound = quick_audit(net, net.embed(data.val[0]), data.val[1], PICTURE_FLOOR, 0, about["epochs"])
-        complete(latents, z, logits, y, self.frames[about["epochs"]][1], levels, bound)
+        seam = Seam(net.prototypes.detach(), net.covariance.factors)
+        complete(self.latents, z, logits, y, seam, levels, bound)
         return Gathered(
             name="The same digits, a seam of two dimensions",
             config=to_dict(_config("ProtoSeam", about["seed"], about["epochs"], 2, PICTURE_FLOOR)),
@@ -96,18 +98,10 @@ class DemoPage:
             },
             environment=environment("cpu"),
             classes=[str(c) for c in range(10)],
-            latents=latents.tensors(),
+            latents=self.latents.tensors(),
             bound=bound or {},
             command="protoseam demo",
         )
-
-
-def _seen(net: ps.Lifted, data: Data) -> tuple[torch.Tensor, Seam]:
-    was_training = net.training
-    with torch.no_grad():
-        z = net.eval().embed(data.test[0]).clone()
-    net.train(was_training)
-    return z, Seam(net.prototypes.detach().clone(), net.covariance.factors.clone())
 
 
 def _summary(run: dict[str, Any]) -> dict[str, Any]:
