@@ -84,7 +84,9 @@ def configuration(pages: Path, site: Path) -> dict[str, Any]:
     config |= {"docs_dir": pages.name, "site_dir": site.name, "nav": navigation}
     for plugin in config["plugins"]:
         if isinstance(plugin, dict):
-            plugin["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / "src")]
+            python = plugin["mkdocstrings"]["handlers"]["python"]
+            python["paths"] = [str(ROOT / "src")]
+            python["options"]["extensions"] = [f"{ROOT / 'docs' / 'roles.py'}:Roles"]
     return config
 
 

@@ -19,8 +19,9 @@ VERBS = {
     "export": "write a run's network as pt2, ONNX, safetensors or a hub folder",
     "data": "list, download and verify data sets",
     "sweep": "search for settings by validation accuracy, with any number of workers",
-    "reproduce": "the paper's runs, tables and figures",
-    "toy": "the paper's one-dimensional model, against its closed forms",
+    "reproduce": "make the paper's runs, tables and figures",
+    "bundle": "take a study from one machine to another, unfinished runs included",
+    "toy": "compare the paper's one-dimensional model with its closed forms",
 }
 
 # What the extra `lab` brings, by import name.
@@ -57,7 +58,7 @@ def _help() -> None:
     print("usage: protoseam VERB [options]\n\nTrain classifiers lifted at one seam.\n\nverbs:")
     for verb, what in VERBS.items():
         print(f"  {verb:<11}{what}")
-    print("\nprotoseam VERB --help says more of each.")
+    print("\nprotoseam VERB --help describes each.")
 
 
 def _dispatch(verb: str, rest: list[str]) -> int:
@@ -105,7 +106,7 @@ def _run(verb: str, rest: list[str]) -> int:
             raise
         print(
             for_terminal(
-                f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or mend this one"
+                f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or correct this one"
             ),
             file=sys.stderr,
         )

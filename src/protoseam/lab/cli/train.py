@@ -33,20 +33,20 @@ def build_parser() -> Parser:
         "--seeds", nargs="+", help="train one run per seed, e.g. 42 43, into DIR/VARIANT-SEED"
     )
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
-    parser.add_argument("--budget-minutes", type=float, help="stop cleanly, saved, within this time")
-    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
+    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
     return parser
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.errors import SeamError
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.run import DivergedError
     from protoseam.lab.engine.rundir import RunDirectory
     from protoseam.lab.engine.session import resume, train
-    from protoseam.seam.guards import SeamError
 
     parser = build_parser()
     given, config = read_command(parser, argv)
@@ -97,7 +97,7 @@ def _listed(values: list[Any] | None) -> list[str]:
 
 
 def _refuse_settings(argv: list[str]) -> None:
-    """A run goes on as it was begun: whoever asks for something else should hear so."""
+    """Refuse settings beside --resume: a run goes on as it was begun."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
     others = [name for name in names if name not in _GOES_ON]
     if others:
@@ -127,7 +127,7 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
 
 
 def _say_chance(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
-    """Last of all, which of the runs have not learned anything, and what to try."""
+    """Print last which of the runs have learned nothing, and what to try."""
     if os.environ.get("RANK", "0") != "0":
         return
     for summary, out in zip(summaries, outs, strict=True):

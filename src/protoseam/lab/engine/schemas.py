@@ -17,11 +17,11 @@ from protoseam.lab.data.names import printable
 from protoseam.lab.engine.files import StorageError
 
 __all__ = [
-    "ABOUT", "BOUND", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "check", "check_data",
-    "check_state", "check_tensors", "problem",
+    "ABOUT", "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW",
+    "check", "check_data", "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
-_LARGEST = 1e300  # beyond it Python's whole numbers are no floats any more
+_LARGEST = 1e300  # larger whole numbers of Python cannot be floats
 _RESTORE = "restore the file, or remove it"
 
 
@@ -94,7 +94,7 @@ def _is_number(word: Any) -> bool:
 
 
 def words_of(kind: Callable[[str], bool]) -> Kind:
-    """Numbers kept as text, a blank between them."""
+    """Numbers as text, separated by blanks."""
     return Kind("numbers as text", lambda v: isinstance(v, str) and bool(v) and all(map(kind, v.split())))
 
 
@@ -156,13 +156,17 @@ _FACT = Kind(
     "a word, a number or null", lambda v: v is None or PATH.fits(v) or ANY_NUMBER.fits(v) or type(v) is bool
 )
 ENVIRONMENT: Schema = {"resumed": optional(listed(table(_FACT)))}
+# cost.json: the run's share of the time and, where the device's power could be read, of its energy.
+COST: Schema = {"seconds": SECONDS, "joules": optional(number(0)), "metered_seconds": optional(SECONDS)}
 ROW: Schema = {
     **_RESULTS,
     "test_accuracy": SHARE,
     "metrics": listed(record(METRICS), 1),
     "environment": optional(ANYTHING),
     "name": optional(NAME),
+    "cost": optional(record(COST)),
 }
+UNTESTED_ROW: Schema = {**ROW, "test_accuracy": Kind("null", lambda v: v is None)}  # of a search
 TOY: Schema = {
     "samples": whole(1),
     "seeds": whole(1),
@@ -201,7 +205,7 @@ def _fingerprint(value: Any) -> bool:
 
 
 def problem(value: Any, schema: Schema) -> str | None:
-    """What is wrong with a value, in words; None if nothing is. Fields that no schema names are let through."""
+    """Return what is wrong with a value; None if nothing is. Fields that the schema does not name are accepted."""
     if not isinstance(value, dict):
         return f"it is {value!r:.80}, and must be a table"
     for name, kind in schema.items():
@@ -238,7 +242,7 @@ def check_data(path: Path, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> str | None:
-    """What is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs`` × ``steps``, or None."""
+    """Return what is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs`` × ``steps``, or None."""
     if (wrong := problem(state, _STATE)) is not None:
         return wrong
     if state["epoch"] != epoch or epoch > epochs:

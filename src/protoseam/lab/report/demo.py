@@ -83,6 +83,7 @@ class DemoPage:
     def _picture(self, results: dict[str, Any], net: ps.Lifted, data: Data) -> Gathered:
         about, x, y = results["config"]["picture"], *data.test
         plain = net.deploy()
+        self._look(about["epochs"], net, data)  # with the covariances of the last epoch's end
         z, logits, _ = through_last_layer(plain, 10, [(x, y)])
         levels = ((x - x.min()) / (x.max() - x.min()) * 255).round().to(torch.uint8)
         bound = quick_audit(net, net.embed(data.val[0]), data.val[1], PICTURE_FLOOR, 0, about["epochs"])
