@@ -51,7 +51,7 @@ def test_the_files_the_table_and_the_numbers(tmp_path: Path, capsys: pytest.Capt
 def test_arguments_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb.run(_arguments("--epochs", "0")) == 2
     assert verb.run(_arguments("--seeds", "1", "1")) == 2
-    assert "no seed given twice" in capsys.readouterr().err
+    assert "--seeds" in capsys.readouterr().err
 
 
 def test_defaults_are_the_tuned_ones() -> None:

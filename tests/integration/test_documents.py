@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,8 @@ def evaluate_config(example: Example) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with the one file that a command of the documents reads when it is parsed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # a page may be a script
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # hosts leave their variables there
     config = tmp_path / "sweeps" / "digits-mlp" / "baseline" / "best.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("epochs: 1\n")
@@ -150,3 +155,12 @@ def test_a_command_that_does_not_parse_is_noticed() -> None:
         check_commands("protoseam train --data digits --epochen 3")
     with pytest.raises(SystemExit):
         check_commands("protoseam eval")
+
+
+def test_the_demos_table_in_the_readme_is_that_of_its_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-").replace("*", "")
+    summary = json.loads((ROOT / "results" / "demo" / "results.json").read_text())["summary"]
+    for variant, row in summary.items():
+        gain = f"{row['difference']:+.2f}" if row["difference"] else ""
+        figures = f"| {row['mean']:.2f} | {row['spread']:.2f} | {gain}".strip()
+        assert re.search(rf"^\| {variant}[^|]*{re.escape(figures)}", text, re.MULTILINE), variant

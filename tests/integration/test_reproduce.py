@@ -12,7 +12,10 @@ import pytest
 from protoseam.lab.cli.main import main
 from protoseam.theory import toy
 
-TABLES = {"table1", "differences", "hyperparameters", "audits", "sweep-rho", "sweep-k", "curves", "toy"}
+TABLES = {
+    "table1", "differences", "hyperparameters", "audits", "sweep-rho", "sweep-k", "curves", "covariance",
+    "unlifted-grid", "toy",
+}  # fmt: skip
 FIGURES = {"sweep-rho", "sweep-k", "curves", "clusters", "toy-selection", "toy-perturbation"}
 SHORT = ["--quick", "--seeds", "42", "43", "--epochs", "8"]
 
@@ -26,18 +29,24 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_table_and_figure_is_made_and_says_that_it_is_quick(study: Path) -> None:
     expected = {f"{name}.{form}" for name in TABLES for form in ("csv", "md", "tex")}
-    expected |= {f"{name}.{form}" for name in FIGURES for form in ("png", "svg")} | {"index.md"}
+    expected |= {f"{name}.{form}" for name in FIGURES for form in ("png", "svg")} | {
+        "index.md",
+        "report.html",
+    }
     assert {path.name for path in (study / "report").iterdir()} == expected
     for path in (study / "report").iterdir():
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG")
-        elif path.suffix != ".svg":  # an SVG has its letters as outlines
+        elif path.suffix not in (
+            ".svg",
+            ".html",
+        ):  # an SVG has its letters as outlines, the page its own tests
             assert "not the paper's numbers" in path.read_text(encoding="utf-8"), path.name
     assert "missing" not in (study / "report" / "index.md").read_text()
 
 
 def test_the_tables_say_what_the_files_say(study: Path) -> None:
-    assert len(list(study.glob("*.json"))) == 12 + 4 + 4 + 3 + 1  # table 1, two sweeps, clusters, toy
+    assert len(list(study.glob("*.json"))) == 12 + 4 + 4 + 3 + 4 + 1 + 1
     run = json.loads((study / "digits-mlp-unlifted-43.json").read_text())
     with (study / "report" / "table1.csv").open() as file:
         rows = {(r["network"], r["variant"]): r for r in csv.DictReader(file)}
@@ -46,6 +55,9 @@ def test_the_tables_say_what_the_files_say(study: Path) -> None:
     picture = json.loads((study / "clusters-digits-convnet-protoseam-42.json").read_text())
     assert picture["config"]["lift"]["dim"] == picture["embeddings"]["width"] == 2
     assert len(picture["embeddings"]["x"].split()) == 359
+    searched = json.loads((study / "grid-digits-mlp-unlifted-0.05-0.0005-42.json").read_text())
+    assert searched["test_accuracy"] is None  # a search never sees the test images
+    assert searched["validation_accuracy"] > 0
 
 
 def test_the_report_comes_out_the_same_again_from_copied_files(

@@ -25,6 +25,7 @@ __all__ = [
     "ClassFactors",
     "Moments",
     "Structure",
+    "automatic_floor",
     "between_scatter",
     "class_factors",
     "class_moments",
@@ -33,7 +34,6 @@ __all__ = [
     "merge_batch_",
     "merge_moments",
     "normalise_scatter",
-    "optimal_floor",
     "split_half_error",
 ]
 
@@ -229,7 +229,7 @@ def class_factors(
                 for half in (rows[::2], rows[1::2])
             ]
             error += split_half_error(*covariances) * (hi - lo) / num_classes
-        sigma0 = optimal_floor(error, K)
+        sigma0 = automatic_floor(error, K)
     else:
         sigma0 = torch.tensor(floor, dtype=torch.float64, device=out.device)
     counts, means, used = [], [], []
@@ -267,7 +267,7 @@ def split_half_error(covariance_a: Tensor, covariance_b: Tensor) -> Tensor:
     return 0.5 * (covariance_a - covariance_b).flatten(1).norm(dim=1).mean()
 
 
-def optimal_floor(epsilon: Tensor, dim: int) -> Tensor:
+def automatic_floor(epsilon: Tensor, dim: int) -> Tensor:
     """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0) (after eq:controlled-bound-full)."""
     return (epsilon / (2 * dim**0.5)).sqrt().clamp_min(MIN_AUTO_FLOOR)
 

@@ -27,10 +27,8 @@ __all__ = [
     "error_probability_bound",
     "estimation_cap",
     "floor_bias",
-    "floor_cost",
     "non_gaussianity_cap",
     "optimal_floor",
-    "optimal_floor_cost",
     "risk_transfer",
     "rms_distance",
 ]
@@ -199,24 +197,16 @@ def floor_bias(covariance_CKK: Tensor, floor: float) -> Tensor:
     return (floor**2 / ((values_CK + floor**2).sqrt() + values_CK.sqrt())).norm(dim=-1)
 
 
-def floor_cost(floor: float, error: float, dim: int) -> float:
-    """√k σ0 + ε̄/(2σ0): what eq:controlled-bound charges for the floor and for the estimate."""
-    return math.sqrt(dim) * floor + error / (2 * _positive(floor))
-
-
 def optimal_floor(error: float, dim: int) -> float:
-    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of :func:`floor_cost`.
+    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0).
+
+    eq:controlled-bound charges these two terms for the floor and for the estimate.
 
     The sampled loss of a convex head rises with σ0 as well, so the minimiser of the whole bound is at most σ0*.
     """
     if error < 0 or dim < 1:
         raise ArgumentError(f"optimal_floor needs ε̄ ≥ 0 and k ≥ 1, got {error} and {dim}")
     return math.sqrt(error / (2 * math.sqrt(dim)))
-
-
-def optimal_floor_cost(error: float, dim: int) -> float:
-    """√2 k^{1/4} ε̄^{1/2}, the value of :func:`floor_cost` at σ0*."""
-    return math.sqrt(2) * dim**0.25 * math.sqrt(error)
 
 
 def estimation_cap(error_C: Tensor, dim: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["bures", "gaussian_w2", "psd_sqrt"]
+__all__ = ["bures", "psd_sqrt"]
 
 
 def psd_sqrt(matrix_CKK: Tensor) -> Tensor:
@@ -66,14 +66,3 @@ def bures(a_CKK: Tensor, b_CKK: Tensor) -> Tensor:
     aligned_C = torch.linalg.matrix_norm(root_a_CKK - root_b_CKK @ polar_CKK)
     # U = I is admissible too. It is the minimiser for commuting matrices, and free of the SVD's rounding.
     return torch.minimum(aligned_C, torch.linalg.matrix_norm(root_a_CKK - root_b_CKK))
-
-
-def gaussian_w2(mean_a_CK: Tensor, a_CKK: Tensor, mean_b_CK: Tensor, b_CKK: Tensor) -> Tensor:
-    """W2 between N(μ_a, A) and N(μ_b, B): (‖μ_a − μ_b‖² + bures²)^{1/2} (proof of thm:risk-transfer)."""
-    if mean_a_CK.shape[-1] != a_CKK.shape[-1] or mean_b_CK.shape[-1] != b_CKK.shape[-1]:
-        raise ArgumentError(
-            f"gaussian_w2: means {tuple(mean_a_CK.shape)}, {tuple(mean_b_CK.shape)} do not fit covariances "
-            f"{tuple(a_CKK.shape)}, {tuple(b_CKK.shape)}; the last dimension of each must be K"
-        )
-    shift_C = (mean_a_CK.detach().double() - mean_b_CK.detach().double()).norm(dim=-1)
-    return torch.hypot(shift_C, bures(a_CKK, b_CKK))

@@ -30,7 +30,6 @@ __all__ = [
     "floor_regularization",
     "jensen_gap",
     "loss_hessian",
-    "mean_curvature_spread",
     "point_loss",
     "remainder_bound",
     "remainder_bound_fourth_order",
@@ -127,31 +126,6 @@ def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> T
     trace_C = gram_CKK.diagonal(dim1=-2, dim2=-1).sum(-1)
     trace_of_square_C = (gram_CKK * gram_CKK.mT).sum((-2, -1))
     return (trace_C.square() + 2 * trace_of_square_C) / 48
-
-
-def mean_curvature_spread(
-    weight_CK: Tensor,
-    bias_C: Tensor | None,
-    mean_CK: Tensor,
-    covariance_CKK: Tensor,
-    *,
-    generator: torch.Generator,
-    pairs: int = 256,
-) -> MeanWithError:
-    """E tr ∇²ℓ over Γ_i = N(μ_i, Σ_i), the curvature that the floor really regularises.
-
-    E_{Γ_i * N(0, σ0²I)} ℓ_i − E_{Γ_i} ℓ_i = σ0²/2 · (this) + O(σ0⁴), by the heat equation. The paper has the
-    curvature at the prototype here, which is the same only while Σ_i is small; see docs/theory.md.
-    """
-    value_MC = [
-        (
-            curvature_spread(weight_CK, bias_C, mean_CK.detach().double() + zeta_CK)
-            + curvature_spread(weight_CK, bias_C, mean_CK.detach().double() - zeta_CK)
-        )
-        / 2
-        for zeta_CK in _noise(psd_sqrt(covariance_CKK), pairs, generator)
-    ]
-    return _average(torch.stack(value_MC))
 
 
 def _centred_rows(

@@ -28,7 +28,6 @@ __all__ = [
     "optimal_a",
     "perturbation_loss",
     "sampled_loss",
-    "second_order_loss",
     "sensitivity",
     "simulate",
 ]
@@ -51,11 +50,6 @@ def sampled_loss(a: float, sigma: float) -> float:
     """L_sample(a) (eq:toy-sampled-expanded)."""
     q = sigma * sigma
     return q + 2 * a * (2 * q + 3 * q**2) + a * a * (4 * q + 39 * q**2 + 15 * q**3)
-
-
-def second_order_loss(a: float, sigma: float) -> float:
-    """σ²(1 + 2a)², the curvature penalty ½ tr(Σ∇²ℓ) of this model; L_sample minus this is O(σ⁴)."""
-    return (sigma * (1 + 2 * a)) ** 2
 
 
 def optimal_a(sigma: float) -> float:

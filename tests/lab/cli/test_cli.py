@@ -140,9 +140,9 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
         (["train", "--lift.rho_min=20"], "rho_min=20.0 and rho_max=16.0"),
         (["train", "--lift.alpha=-2"], "got -2"),
         (["train", "--optim.momentum=1.5"], "momentum must lie in [0, 1), got 1.5"),
-        (["train", "--budget-minutes=0"], "more than 0 minutes, got 0"),
-        (["sweep", "--budget-minutes=-1"], "more than 0 minutes, got -1"),
-        (["reproduce", "toy", "--budget_minutes=0"], "more than 0 minutes, got 0"),
+        (["train", "--budget-minutes=0"], "--budget-minutes must be above 0, got 0"),
+        (["sweep", "--budget-minutes=-1"], "--budget-minutes must be above 0, got -1"),
+        (["reproduce", "toy", "--budget_minutes=0"], "--budget-minutes must be above 0, got 0"),
         (["trian"], "did you mean 'train'?"),
     ],
 )

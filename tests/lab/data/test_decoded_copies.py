@@ -101,7 +101,7 @@ def test_a_tiff_of_sixteen_bits_is_refused() -> None:
         return head + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
 
     assert decode_image(tiff(8))[0].shape == (4, 4, 3)
-    with pytest.raises(Problem, match="16 bits or more a channel"):
+    with pytest.raises(Problem, match="16 bits or more per channel"):
         decode_image(tiff(16))
 
 

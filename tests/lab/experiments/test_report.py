@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,7 @@ def test_the_generated_tables_are_those_of_the_results(document: str, tmp_path: 
     copy = tmp_path / "copy.md"
     copy.write_text((ROOT / document).read_text(encoding="utf-8"), encoding="utf-8")
     runs = study.read_study(ROOT / "results" / "paper")
-    found = documents.blocks(runs) | covariances.blocks(runs, ROOT / "results")
+    found = documents.blocks(runs, results=ROOT / "results")
     assert not documents.fill(copy, found), (
         f"{document} differs from the raw results; run: protoseam reproduce all --table-only "
         f"--readme {' '.join(GENERATED)}"
@@ -332,31 +333,60 @@ def test_a_network_that_is_not_studied_in_full_stands_where_it_has_a_run_and_in_
 
 
 def test_a_covariance_stands_with_its_seeds_and_its_measured_cost(tmp_path: Path) -> None:
-    exact = "cifar100-resnet8-protoseam-42"
-    runs = {exact: row(exact, 0.78)}
+    exact, isotropic = "cifar100-resnet8-protoseam-42", "covariance-cifar100-vit_s_conv-isotropic-44"
 
-    def summary(seed: int, accuracy: float, lr: float = 0.02, **lift: Any) -> dict[str, Any]:
+    def elsewhere(name: str, accuracy: float, seed: int, lr: float = 0.02, **lift: Any) -> None:
         config = to_dict(PLANNED[exact])
         config |= {"seed": seed, "optim": config["optim"] | {"lr": lr}, "lift": config["lift"] | lift}
-        return {"config": config, "epochs": 200, "test_accuracy": accuracy}
+        summary = {"config": config, "epochs": 200, "test_accuracy": accuracy, "validation_accuracy": None}
+        (tmp_path / "covariance" / name).mkdir(parents=True)
+        more = {"seconds": 1.0, "parameters": 1, "classes": ["a", "b"]}
+        (tmp_path / "covariance" / name / "summary.json").write_text(json.dumps(summary | more))
 
-    others = [
-        summary(42, 0.77, covariance="running"),
-        summary(44, 0.79, covariance="running"),
-        summary(43, 0.76, covariance="running", structure="diagonal"),
-        summary(43, 0.99, covariance="running", lr=0.05),  # differs in more than the covariance
-    ]
-    cost = {"resnet8": {"exact": 0.2299, "running": 0.0139}}
-    assert [line[1:] for line in covariances.covariance_table(runs, others, cost).rows] == [
+    elsewhere("a", 0.77, 42, covariance="running")
+    elsewhere("b", 0.79, 44, covariance="running")
+    elsewhere("c", 0.76, 43, covariance="running", structure="diagonal")
+    elsewhere("d", 0.99, 43, lr=0.05, covariance="running")  # differs in more than the covariance
+    overhead = {"epochs": {"resnet8": {"overhead": {"exact": 0.2299, "running": 0.0139}}}}
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "engine-h200.json").write_text(json.dumps(overhead))
+    runs = {exact: row(exact, 0.78), isotropic: row(isotropic, 0.71)}
+    assert [line[1:] for line in covariances.covariance_table(runs, Scope(), tmp_path).rows] == [
         ["exact: one pass after each epoch", "78.00", "missing", "missing", "78.00", "+23.0 %"],
         ["running: from the training batches", "77.00", "missing", "79.00", "78.00", "+1.4 %"],
         ["running, diagonal", "missing", "76.00", "missing", "76.00", "not measured"],
+        ["isotropic: ρ⁻¹, nothing is estimated", "missing", "missing", "71.00", "71.00", "not measured"],
     ]
-    assert covariances.blocks(runs, tmp_path) == {}
 
 
-def test_every_committed_run_with_another_covariance_is_in_the_table() -> None:
-    folder = ROOT / "results"
-    shown = covariances.blocks(study.read_study(folder / "paper"), folder)["covariance"]
-    for file in folder.glob("covariance/*/summary.json"):
+def test_every_committed_run_with_another_covariance_is_in_the_table_and_not_run_again() -> None:
+    results = ROOT / "results"
+    runs = covariances.adopt(study.read_study(results / "paper"), Scope(), results)
+    shown = tables.markdown(covariances.covariance_table(runs, Scope(), results))
+    for file in results.glob("covariance/*/summary.json"):
         assert f"| {100 * read_json(file)['test_accuracy']:.2f} |" in shown, file
+    assert "covariance-cifar100-vit_s_conv-running-42" in runs
+
+
+def test_the_search_of_unlifted_is_sorted_by_validation_and_shares_a_run_with_table_1() -> None:
+    own, usual = "grid-cifar100-resnet8-unlifted-0.1-0.0005-42", "cifar100-resnet8-unlifted-42"
+    runs = {name: row(name, 0.5) for name in (own, usual)}
+    runs[own] |= {"test_accuracy": None, "validation_accuracy": 0.77}
+    runs[usual]["validation_accuracy"] = 0.75
+    table = reporting.part_tables("unlifted-grid", runs, Scope())["unlifted-grid"]
+    assert table.rows[:2] == [["0.1", "0.0005", "77.00"], ["0.05", "0.002", "75.00"]]
+    assert [line[2] for line in table.rows[2:]] == ["missing"] * 18
+    assert "Unlifted 75.00, Baseline missing, ProtoSeam missing" in table.caption
+
+
+def test_the_cost_of_the_study_is_one_line() -> None:
+    names = [f"cifar100-resnet8-baseline-{seed}" for seed in paper.SEEDS]
+    runs = {name: row(name, 0.7) | {"environment": {"device": "H200"}} for name in names}
+    runs[names[0]] |= {"seconds": 3600.0}  # of before costs were kept
+    runs[names[1]] |= {
+        "seconds": 1.0,
+        "cost": {"seconds": 7200.0, "joules": 3.6e6, "metered_seconds": 7200.0},
+    }
+    assert tables.cost_line({**runs, "toy": {"rows": []}}) == (
+        "Cost: 3 runs, 3.0 hours of training in all on H200; energy 3.60 MJ (1.00 kWh) over 1 of them."
+    )

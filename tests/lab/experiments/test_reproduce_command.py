@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from made_up_runs import row, written
 
 from protoseam.lab.cli.main import main
+from protoseam.lab.data import loading
 from protoseam.lab.experiments import reporting, study
 
 
@@ -51,7 +52,7 @@ def test_the_table_shows_what_is_there_and_what_is_missing(
     [
         (["table1", "--quick", "--models", "resnet8"], "--quick has its own data and networks"),
         (["table1", "--quick", "--readme", "README.md"], "leave out --datasets, --models and --readme"),
-        (["curves", "--table-only", "--out", "nowhere"], "nowhere; say --out"),
+        (["curves", "--table-only", "--out", "nowhere"], "nowhere: name one with --out"),
     ],
 )
 def test_contradictions_are_answered_in_words(
@@ -112,44 +113,78 @@ def test_all_keeps_to_the_data_and_networks_asked_for(
             line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if "runs are in" in line
         ]
 
-    assert parts() == ["table1", "sweep-rho", "sweep-k", "curves", "clusters", "toy"]
+    own = ["covariance", "unlifted-grid", "vit_s"]
+    assert parts() == ["table1", "sweep-rho", "sweep-k", "curves", "clusters", *own, "toy"]
     assert parts("--datasets", "cifar10") == ["table1", "curves"]
-    assert parts("--datasets", "cifar100", "--models", "vit_s") == [
-        "table1",
-        "sweep-rho",
-        "sweep-k",
-        "curves",
-    ]
+    swept = ["table1", "sweep-rho", "sweep-k", "curves", "covariance"]
+    assert parts("--datasets", "cifar100", "--models", "vit_s") == swept
     missing = (tmp_path / "report" / "index.md").read_text()
     assert "- sweep-cifar100-vit_s-rho_max-8-42\n" in missing  # the sweeps are of the ViT-S asked for
-    assert parts("--variants", "baseline") == ["table1", "curves", "clusters", "toy"]
+    assert parts("--variants", "baseline") == ["table1", "curves", "clusters", "vit_s", "toy"]
 
 
-def test_the_parts_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    budgets: list[float] = []
-
-    def study_of_a_minute(*_: Any, budget_seconds: float, **__: Any) -> bool:
-        budgets.append(budget_seconds)
-        clock.now += 60
-        return True
-
-    monkeypatch.setattr(study, "run_study", study_of_a_minute)
-    monkeypatch.setattr("protoseam.lab.cli.reproduce.time", SimpleNamespace(monotonic=lambda: clock.now))
-    command = [
-        "reproduce",
-        "all",
-        "--quick",
-        "--seeds",
-        "42",
-        "--out",
-        str(tmp_path),
-        "--budget-minutes",
-        "2.5",
+def test_all_goes_on_in_the_order_of_the_study_and_skips_what_is_there_or_has_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Path(__file__).parents[3] / "results"
+    out = tmp_path / "results" / "paper"
+    shutil.copytree(results / "covariance", out.parent / "covariance")
+    done = "tinyimagenet-vit_s_conv-baseline-42"
+    written(out, {done: row(done, 0.5)})
+    absent = {"cifar10": "cifar10 is not under here"}
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(loading, "absence", lambda data, root: absent.get(data, ""))
+    monkeypatch.setattr(study, "run_study", lambda plan, out, **more: asked.update(plan=plan, **more))
+    assert main(["reproduce", "all", "--out", str(out), "--budget-minutes", "9"]) == 1
+    assert "27 runs are skipped: cifar10 is not under here" in capsys.readouterr().err
+    names = [name for name, _ in asked["plan"]]
+    assert asked["budget_seconds"] == 540
+    assert len(names) == len(set(names))
+    assert not any(name.startswith("cifar10-") or name == done for name in names)
+    stages = [
+        "tinyimagenet-resnet8-baseline-42",
+        "tinyimagenet-vit_s_conv-unlifted-42",
+        "tinyimagenet-resnet8-unlifted-42",
+        "tinyimagenet-resnet8-protoseam-44",
+        "cifar100-resnet8-baseline-42",
+        "sweep-cifar100-vit_s_conv-rho_max-1-42",
+        "sweep-cifar100-vit_s_conv-dim-128-42",
+        "covariance-cifar100-vit_s_conv-running-43",  # seed 42 is in results/covariance
+        "covariance-cifar100-vit_s_conv-isotropic-44",
+        "sweep-cifar100-vit_s_conv-rho_max-1-43",
+        "grid-cifar100-resnet8-unlifted-0.01-0.0001-42",
+        "cifar100-vit_s-baseline-42",
     ]
-    assert main(command) == 0
-    assert budgets == [150, 90, 30]
-    assert not (tmp_path / "toy.json").exists()
+    places = [names.index(name) for name in stages]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert "covariance-cifar100-vit_s_conv-running-42" not in names
+    assert names[-1] == "tinyimagenet-vit_s-protoseam-44"
+
+
+def test_every_table_and_figure_of_the_committed_results_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Path(__file__).parents[3] / "results" / "paper"
+    assert main(["reproduce", "all", "--table-only", "--out", str(results), "--report", str(tmp_path)]) == 0
+    drawn = {"sweep-rho", "sweep-k", "curves", "clusters", "toy-selection", "toy-perturbation"}
+    tables = {
+        "table1",
+        "differences",
+        "hyperparameters",
+        "audits",
+        "covariance",
+        "unlifted-grid",
+        "vit_s",
+        "toy",
+    }
+    assert {f"{name}.png" for name in drawn} <= {path.name for path in tmp_path.iterdir()}
+    assert {f"{name}.tex" for name in tables} <= {path.name for path in tmp_path.iterdir()}
+    rho = (tmp_path / "sweep-rho.md").read_text(encoding="utf-8")
+    assert "| 70.43 | 69.68 | 71.14 |" in rho  # the paper's at ρmax = 16
+    shown = capsys.readouterr().out
+    assert "ViT-S, convolutional stem on CIFAR-100 (fig:penalty-sweep)" in shown
+    assert shown.count("\nCost: ") == 1
 
 
 def test_a_toy_that_is_there_is_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

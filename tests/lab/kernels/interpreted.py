@@ -73,7 +73,8 @@ def test_merge_batch(windows: tuple[float, float]) -> None:
         covariance.merge_batch_(plain, z, y, window=window, mean_window=mean_window)
         core_kernels.merge_batch(*found, z, y, window, mean_window)
     for a, b in zip(plain, found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        # Triton before 3.9 passes the windows as float32
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 
 # ---------------------------------------------------------------------- the step's

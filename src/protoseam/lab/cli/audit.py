@@ -23,25 +23,14 @@ _WORST = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", type=Path, metavar="DIR", help="a run's directory, finished or with a checkpoint"
-    )
-    parser.add_argument(
-        "--split",
-        choices=("validation", "test"),
-        default="validation",
-        help="held-out data (default: validation)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the whole audit as one JSON object")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="directory of audit.json and the figures (default: DIR/audit)",
-    )
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the Monte-Carlo draws (default: 0)")
+    add = parser.add_argument
+    add("run", type=Path, metavar="DIR", help="a run's directory, finished or with a checkpoint")
+    splits = ("validation", "test")
+    add("--split", choices=splits, default="validation", help="held-out data (default: validation)")
+    add("--json", action="store_true", help="print the whole audit as one JSON object")
+    add("--out", type=Path, metavar="DIR", help="for audit.json and figures (default: DIR/audit)")
+    add("--device", default="auto")
+    add("--seed", type=int, default=0, help="seed of the Monte-Carlo draws (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,9 +92,8 @@ def _print(report: dict[str, Any]) -> None:
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     from rich.table import Table
 
-    table = Table(
-        box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="bold"
-    )
+    plain: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False}
+    table = Table(**plain, title=title, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     return table
@@ -124,16 +112,14 @@ def _print_waterfall(console: Console, report: dict[str, Any]) -> None:
     }
     table = _table("The bound, term by term (mean over classes)", "", "loss", "of gap", "where it comes from")
     table.columns[3].justify = "left"
-    table.add_row(
-        "sampled loss", f"{total['sampled_loss']:.4g}", "", f"± {total['sampled_error']:.1g} (Monte Carlo)"
-    )
+    error = f"± {total['sampled_error']:.1g} (Monte Carlo)"
+    table.add_row("sampled loss", f"{total['sampled_loss']:.4g}", "", error)
     for key, name in _TERMS.items():
         share = main["terms"][key]
         table.add_row(name, f"{share:.4g}", f"{100 * share / main['gap']:.0f} %", notes[key])
     table.add_row("= bound", f"{main['bound']:.4g}", "", _times(main))
-    table.add_row(
-        "deployed risk R", f"{total['risk']:.4g}", "", f"{100 * main['tightness']:.2g} % of the gap used"
-    )
+    used = f"{100 * main['tightness']:.2g} % of the gap used"
+    table.add_row("deployed risk R", f"{total['risk']:.4g}", "", used)
     console.print(table)
     G = report["lipschitz"]
     console.print(
@@ -145,14 +131,8 @@ def _print_waterfall(console: Console, report: dict[str, Any]) -> None:
 def _print_bounds(console: Console, report: dict[str, Any]) -> None:
     table = _table("Every bound on R", "", "from", "bound", "× R", "tightness", "holds", left=2)
     for b in report["totals"]["balanced"]["bounds"]:
-        table.add_row(
-            b["name"],
-            b["source"],
-            f"{b['bound']:.3g}",
-            _number(b["bound_over_risk"]),
-            f"{100 * b['tightness']:.2g} %",
-            "yes" if b["holds"] else "[bold red]NO[/bold red]",
-        )
+        numbers = f"{b['bound']:.3g}", _number(b["bound_over_risk"]), f"{100 * b['tightness']:.2g} %"
+        table.add_row(b["name"], b["source"], *numbers, "yes" if b["holds"] else "[bold red]NO[/bold red]")
     console.print(table)
     slack = report["totals"]["balanced"]["bounds"][0]["slack"]
     console.print(
@@ -165,26 +145,13 @@ def _print_worst(console: Console, report: dict[str, Any]) -> None:
     from rich.markup import escape
 
     rows = sorted(report["per_class"], key=lambda row: -row["risk"])[:_WORST]
-    table = _table(
-        "Worst classes by deployed risk",
-        "class",
-        "n",
-        "right",
-        "R",
-        "sampled",
-        "bound",
-        "‖μ − s‖",
-        "bures",
-        "Δ ≤",
-    )
+    columns = ("class", "n", "right", "R", "sampled", "bound", "‖μ − s‖", "bures", "Δ ≤")
+    table = _table("Worst classes by deployed risk", *columns)
     for row in rows:
-        table.add_row(
-            escape(row["name"][:24]),
-            str(row["count"]),
-            f"{100 * row['accuracy']:.0f} %",
-            *(f"{row[key]:.3g}" for key in ("risk", "sampled_loss", "bound")),
-            *(f"{row[key]:.2g}" for key in ("mean_mismatch", "covariance_mismatch", "non_gaussianity")),
-        )
+        losses = [f"{row[key]:.3g}" for key in ("risk", "sampled_loss", "bound")]
+        terms = [f"{row[key]:.2g}" for key in ("mean_mismatch", "covariance_mismatch", "non_gaussianity")]
+        right = f"{100 * row['accuracy']:.0f} %"
+        table.add_row(escape(row["name"][:24]), str(row["count"]), right, *losses, *terms)
     console.print(table)
     console.print()
 
@@ -226,15 +193,8 @@ def _print_collapse(console: Console, report: dict[str, Any]) -> None:
 
 
 def _print_spectrum(console: Console, report: dict[str, Any]) -> None:
-    table = _table(
-        "Covariance spectrum (mean over classes)",
-        "",
-        "trace",
-        "eff. rank",
-        "κ median",
-        "κ max",
-        "largest",
-    )
+    columns = ("", "trace", "eff. rank", "κ median", "κ max", "largest")
+    table = _table("Covariance spectrum (mean over classes)", *columns)
     table.columns[5].justify = "left"
     for name, s in report["spectra"].items():
         largest = "  ".join(f"{value:.2g}" for value in s["eigenvalues"][:3])
@@ -251,7 +211,7 @@ def _print_spectrum(console: Console, report: dict[str, Any]) -> None:
 
 
 def _number(value: float | None, missing: str = "–") -> str:
-    """What JSON calls null is infinite or undefined."""
+    """Format a number; null stands for infinite or undefined."""
     return missing if value is None else f"{value:.3g}"
 
 

@@ -1,7 +1,4 @@
-"""`protoseam data list | get NAME | verify NAME`: what data there is, fetching it, and checking it.
-
-`add_arguments` and `run` are what the command line calls. Errors leave `run` as `ProtoSeamError`.
-"""
+"""``protoseam data list | get NAME | verify NAME``: list, download and check data sets."""
 
 from __future__ import annotations
 
@@ -23,24 +20,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument(
-        "--root",
-        type=Path,
-        metavar="DIR",
-        help="directory of the data files (default: $PROTOSEAM_DATA, else ~/.cache/protoseam/data)",
-    )
+    root = "directory of the data files (default: $PROTOSEAM_DATA, else ~/.cache/protoseam/data)"
+    shared.add_argument("--root", type=Path, metavar="DIR", help=root)
     shared.add_argument("--json", action="store_true", help="print JSON instead of text")
     actions = parser.add_subparsers(dest="data_action", required=True, metavar="list|get|verify")
-    actions.add_parser(
-        "list", parents=[shared], help="list the data sets known by name, and which of them are on disk"
-    )
+    what = "list the data sets known by name, and which of them are on disk"
+    actions.add_parser("list", parents=[shared], help=what)
     get = actions.add_parser("get", parents=[shared], help="download a data set, check and decode it")
     get.add_argument("name", help="a name that `protoseam data list` shows")
-    get.add_argument(
-        "--sha256",
-        metavar="HASH",
-        help="the SHA-256 that the file must have, if none is known or the file was republished",
-    )
+    sha256 = "the SHA-256 that the file must have, if none is known or the file was republished"
+    get.add_argument("--sha256", metavar="HASH", help=sha256)
     verify = actions.add_parser(
         "verify", parents=[shared], help="hash the files again, and load the data set"
     )
@@ -48,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if all is well; 1 if `verify` found something wrong."""
+    """Return 0, or 1 if `verify` found something wrong."""
     from protoseam.lab.data.catalog import default_root
 
     root = args.root.expanduser() if args.root else default_root()
@@ -65,8 +54,7 @@ def _list(root: Path, as_json: bool) -> int:
 
     rows = [_row(entry, root) for entry in CATALOG.values()]
     if as_json:
-        print(json.dumps({"root": str(root), "data_sets": rows}, indent=2, ensure_ascii=False))
-        return 0
+        return _print_json({"root": str(root), "data_sets": rows})
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -76,14 +64,10 @@ def _list(root: Path, as_json: bool) -> int:
         right = heading in ("classes", "train", "test", "download")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for row in rows:
+        counts = [str(row["classes"]), f"{row['train']:,}", f"{row['test']:,}"]
+        download = f"{row['download_bytes'] / 1e6:.0f} MB" if row["download_bytes"] else "—"
         table.add_row(
-            row["name"],
-            str(row["classes"]),
-            f"{row['train']:,}",
-            f"{row['test']:,}",
-            "×".join(map(str, row["image"])),
-            row["on_disk"] or "no",
-            f"{row['download_bytes'] / 1e6:.0f} MB" if row["download_bytes"] else "—",
+            row["name"], *counts, "×".join(map(str, row["image"])), row["on_disk"] or "no", download
         )
     console = Console()
     console.print(table)
@@ -127,22 +111,17 @@ def _row(entry: Entry, root: Path) -> dict[str, Any]:
 
 def _get(name: str, root: Path, sha256: str | None, as_json: bool) -> int:
     from protoseam.lab.data.catalog import entry
-    from protoseam.lab.data.loading import array_folder, fetch, load, locate
+    from protoseam.lab.data.loading import array_folder, describe, fetch, load, locate
 
     found = entry(name)
-    # Whatever form it is in, what is there already need not come over the net a second time.
+    # what is there already, in any form, is not downloaded again
     there = sha256 is None and (array_folder(found, root) is not None or locate(found, root) is not None)
     files = [] if there else fetch(found, root, sha256)
     dataset = load(found.name, root)
     if as_json:
-        print(
-            json.dumps(
-                {**_summary(dataset), "files": [str(file) for file in files]}, indent=2, ensure_ascii=False
-            )
-        )
-    else:
-        where = f" from {files[0].parent}" if files else f" from what was under {root}" if there else ""
-        print(f"{dataset.name} is ready{where}: {_sentence(dataset)}")
+        return _print_json({**_summary(dataset), "files": [str(file) for file in files]})
+    where = f" from {files[0].parent}" if files else f" from what was under {root}" if there else ""
+    print(f"{dataset.name} is ready{where}: {describe(dataset)}")
     return 0
 
 
@@ -152,13 +131,7 @@ def _verify(name: str, root: Path, as_json: bool) -> int:
     result = verify(name, root)
     if as_json:
         findings = [{"what": f.what, "ok": f.ok, "detail": f.detail} for f in result.findings]
-        print(
-            json.dumps(
-                {**_summary(result.dataset), "ok": result.ok, "findings": findings},
-                indent=2,
-                ensure_ascii=False,
-            )
-        )
+        _print_json({**_summary(result.dataset), "ok": result.ok, "findings": findings})
     else:
         for finding in result.findings:
             print(f"{'ok  ' if finding.ok else 'BAD '} {finding.what}: {finding.detail}")
@@ -175,17 +148,14 @@ def _summary(dataset: ArrayDataset) -> dict[str, Any]:
     }
 
 
-def _sentence(dataset: ArrayDataset) -> str:
-    shape = "×".join(map(str, dataset.sample_shape))
-    return (
-        f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test samples of {shape}, "
-        f"{dataset.num_classes:,} classes"
-    )
+def _print_json(value: dict[str, Any]) -> int:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+    return 0
 
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Our own warnings read as lines of text here, without the source line Python would quote."""
+    """Print the data's warnings as one line each, without the source line that Python quotes."""
     from protoseam.errors import DataWarning
     from protoseam.lab.data.names import for_terminal
 

@@ -16,30 +16,23 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--out",
         type=Path,
         default=Path("demo-output"),
         metavar="DIR",
         help="directory of the output files (default: demo-output)",
     )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=[42, 43, 44],
-        help="one run per variant and seed (default: 42 43 44)",
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=40, help="epochs per run (default: 40, for which the recipes are tuned)"
-    )
+    add("--seeds", type=int, nargs="+", default=[42, 43, 44], help="one run per variant and seed (42 43 44)")
+    add("--epochs", type=int, default=40, help="epochs per run (40, for which the recipes are tuned)")
 
 
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     if args.epochs < 1 or len(set(args.seeds)) != len(args.seeds):
-        print("protoseam demo: --epochs must be at least 1, and no seed given twice", file=sys.stderr)
+        print("protoseam demo: --epochs must be at least 1, and --seeds must differ", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
@@ -58,11 +51,12 @@ def run(args: argparse.Namespace) -> int:
     files = [args.out / "results.json"]
     write_atomically(files[0], (json.dumps(results, indent=1) + "\n").encode())
     try:
-        from protoseam.lab.experiments.clusters import save_clusters
+        from protoseam.lab.experiments.clusters import cluster_figure
+        from protoseam.lab.experiments.drawing import save_figures
 
-        files += save_clusters(net, *data.test, args.out)
+        files += save_figures({"clusters": cluster_figure(net, *data.test)}, args.out)
     except ImportError as error:
-        console.print(f"no picture ({error}): pip install -e '.\\[report]' in the clone")
+        console.print(f"no picture: {error}", markup=False)
     console.print(_table(results), _verdict(results), sep="\n", end="\n\n")
     console.print(f"{results['seconds']:.0f} s. Written:", *(f"  {path}" for path in files), sep="\n")
     return 0
@@ -92,7 +86,7 @@ def _table(results: dict[str, Any]) -> Any:
 
 
 def _verdict(results: dict[str, Any]) -> str:
-    """What the table says, in words, whichever way it went."""
+    """State in words whether ProtoSeam is ahead or behind."""
     gain = results["summary"]["ProtoSeam"]["difference"]
     images = results["config"]["data"]["test"]
     if abs(gain) < 1e-9:
@@ -106,7 +100,7 @@ def _verdict(results: dict[str, Any]) -> str:
 
 
 class _Bar:
-    """One bar for all runs: which one, its validation accuracy, and the time left."""
+    """A progress bar for all runs, with the validation accuracy and the time left."""
 
     def __init__(self, console: Console, total: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -135,7 +129,7 @@ class _Bar:
 
 
 class _Lines:
-    """A line a run, for logs and pipes."""
+    """One line per run, for logs and pipes."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.console, self.total, self.done, self.begun = console, total, 0, time.perf_counter()

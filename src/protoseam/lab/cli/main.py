@@ -20,6 +20,7 @@ VERBS = {
     "data": "list, download and verify data sets",
     "sweep": "search for settings by validation accuracy, with any number of workers",
     "reproduce": "make the paper's runs, tables and figures",
+    "bundle": "take a study from one machine to another, unfinished runs included",
     "toy": "compare the paper's one-dimensional model with its closed forms",
 }
 

@@ -1,4 +1,4 @@
-"""What several commands make of the same option."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import get_args
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
 
 __all__ = [
-    "at_least_one",
-    "budget_seconds",
-    "distinct",
-    "known_variants",
-    "one_thread",
-    "spare_threads",
-    "spelled",
-]
+    "at_least_one", "budget_seconds", "distinct", "known_variants", "one_thread", "spare_threads", "spelled",
+]  # fmt: skip
 
 
 def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Options as this parser knows them: --on-nonfinite and --on_nonfinite are the same."""
+    """Return the options as this parser spells them: --on-nonfinite and --on_nonfinite are the same."""
 
     def known(word: str) -> str:
         name, equals, value = word.partition("=")
@@ -43,7 +37,7 @@ def distinct(name: str, values: Sequence[object] | None) -> None:
 
 
 def known_variants(asked: Sequence[str]) -> list[Variant]:
-    """Return the variants of these names; raise ConfigError for one that there is not."""
+    """Return the variants of these names; raise ConfigError for an unknown one."""
     known = {str(variant): variant for variant in get_args(Variant)}
     for name in asked:
         if name not in known:
@@ -53,14 +47,12 @@ def known_variants(asked: Sequence[str]) -> list[Variant]:
 
 def budget_seconds(minutes: float | None) -> float | None:
     if minutes is not None and not minutes > 0:
-        raise ConfigError(
-            f"the budget must be more than 0 minutes, got {minutes:g}; leave it out for no limit"
-        )
+        raise ConfigError(f"--budget-minutes must be above 0, got {minutes:g}; leave it out for no limit")
     return None if minutes is None else 60 * minutes
 
 
 def one_thread() -> None:
-    """For networks so small that they lose more than they gain by sharing cores; unless the user has said how many."""
+    """Use one thread, which is fastest for very small networks, unless the user has set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
@@ -68,6 +60,6 @@ def one_thread() -> None:
 
 
 def spare_threads(config: RunConfig) -> None:
-    """One for the digits; for a resumed run as well: with other threads sums would be taken in another order."""
+    """Use one thread for the digits, when a run is resumed too: other threads would sum in another order."""
     if config.data == "digits":
         one_thread()

@@ -34,54 +34,23 @@ def build_parser() -> Parser:
         description="Search for the settings with the highest validation accuracy; test data is never touched. "
         "Start it again to go on, or several times at once: the workers share the trials.",
     )
-    parser.add_argument("--out", type=str, metavar="DIR", help="default sweeps/DATA-MODEL")
-    parser.add_argument(
-        "--space",
-        nargs="+",
-        type=str,
-        metavar="SETTING=FORM",
-        help="choice:A,B,C  uniform:LOW:HIGH  loguniform:LOW:HIGH  int:LOW:HIGH; default: the paper's grid, "
-        "4 learning rates × 5 weight decays",
-    )
-    parser.add_argument(
-        "--trials",
-        type=int,
-        metavar="N",
-        help="let Optuna choose N points instead of running every combination",
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", type=int, help="judge by the mean over these seeds; default --seed"
-    )
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        type=str,
-        help="a search for each, e.g. baseline protoseam; default --variant",
-    )
-    parser.add_argument(
-        "--tune-unlifted",
-        action="store_true",
-        help="also search for Unlifted; the paper gives it Baseline's settings",
-    )
-    parser.add_argument(
-        "--storage",
-        type=str,
-        metavar="URL",
-        help="an Optuna storage that machines share; default DIR/sweep.db",
-    )
-    parser.add_argument("--name", type=str, help="the sweep's name in that storage; default DIR's last part")
-    parser.add_argument(
-        "--heartbeat",
-        type=int,
-        default=60,
-        metavar="SECONDS",
-        help="with --storage: seconds between signs of life of a worker; when three are missing, its trial is retried",
-    )
-    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
-    parser.add_argument(
-        "--report-only", action="store_true", help="run nothing; write and show the results so far"
-    )
-    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
+    add = parser.add_argument
+    add("--out", metavar="DIR", help="default sweeps/DATA-MODEL")
+    forms = "choice:A,B,C  uniform:LOW:HIGH  loguniform:LOW:HIGH  int:LOW:HIGH; default: the paper's grid, 4 learning "
+    add("--space", nargs="+", metavar="SETTING=FORM", help=f"{forms}rates × 5 weight decays")
+    trials = "let Optuna choose N points instead of running every combination"
+    add("--trials", type=int, metavar="N", help=trials)
+    add("--seeds", nargs="+", type=int, help="judge by the mean over these seeds; default --seed")
+    add("--variants", nargs="+", help="a search for each, e.g. baseline protoseam; default --variant")
+    tune = "also search for Unlifted; the paper gives it Baseline's settings"
+    add("--tune-unlifted", action="store_true", help=tune)
+    add("--storage", metavar="URL", help="an Optuna storage that machines share; default DIR/sweep.db")
+    add("--name", help="the sweep's name in that storage; default DIR's last part")
+    beat = "with --storage: seconds between signs of life of a worker; when three are missing, its trial is retried"
+    add("--heartbeat", type=int, default=60, metavar="SECONDS", help=beat)
+    add("--budget-minutes", type=float, help="save and stop within this time")
+    add("--report-only", action="store_true", help="run nothing; write and show the results so far")
+    add("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
     return parser
 
@@ -98,7 +67,9 @@ def main(argv: list[str]) -> int:
     spare_threads(config)
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
     if values["report_only"] and not out.is_dir():
-        raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or say --out")
+        raise ConfigError(
+            f"there is no sweep in {out}: start one without --report-only, or name it with --out"
+        )
     searches = _searches(config, _space(values["space"], config), values, out)
     complete = True
     if not values["report_only"]:
@@ -129,7 +100,7 @@ def _space(words: list[str] | None, config: RunConfig) -> Space:
 
 
 def _check_value(config: RunConfig, key: str, value: Any, others: dict[str, tuple[Any, ...]]) -> None:
-    """A word for a number is an error now, and so is a value that goes with none of the others'."""
+    """Raise now if a value is a word for a number, or fits none of the other settings' values."""
     from protoseam.lab.experiments.space import apply
 
     why: Exception | None = None
@@ -207,8 +178,9 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
 
 
 def _report(searches: list[Search], out: Path) -> bool:
-    """Print the trials, write the best of each search; False if one has none."""
+    """Print the trials and write the best of each search; False if one has none."""
     from protoseam.lab.experiments import sweep_report as report
+    from protoseam.lab.experiments.tables import markdown
 
     found = True
     tuned = {search.base.variant for search in searches}
@@ -218,10 +190,10 @@ def _report(searches: list[Search], out: Path) -> bool:
         path = report.write_report(search, rows)
         missing = sum(row["state"] == "missing" for row in rows)
         print(f"\n{variant}: {len(rows) - missing} of {len(rows)} trials, by validation accuracy\n")
-        print(report.markdown(search, rows), end="")
+        print(markdown(report.trials_table(search, rows)), end="")
         if path is None:
             found = False
-            print(f"\nno trial of {variant} came to its end: there is no best one")
+            print(f"\nno trial of {variant} has finished: there is no best one")
             continue
         print(f"\nbest: protoseam train --config {shlex.quote(str(path))}")
         best = report.best_config(search, rows)

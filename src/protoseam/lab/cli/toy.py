@@ -16,20 +16,17 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print only JSON, one row per noise level")
-    parser.add_argument(
-        "--seeds", type=int, default=25, help="repetitions per noise level (default: 25, as in the paper)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--json", action="store_true", help="print one JSON row per noise level, nothing else")
+    add("--seeds", type=int, default=25, help="repetitions per noise level (default: 25, as in the paper)")
+    add(
         "--samples",
         type=int,
         default=200_000,
         help="samples per repetition (default: 200000, as in the paper)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="first seed (default: 0)")
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="DIR", help="write both figures into DIR, as PNG and SVG"
-    )
+    add("--seed", type=int, default=0, help="first seed (default: 0)")
+    add("--out", type=Path, metavar="DIR", help="write both figures into DIR, as PNG and SVG")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,52 +67,35 @@ def _print_table(rows: list[dict[str, float]]) -> None:
     for name in ("σ", "â", "± std", "a*", "slope", "loss", "closed", "identity", "matched", "limit"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(
-            f"{row['sigma']:g}",
-            f"{row['a_hat_mean']:.5f}",
-            f"{row['a_hat_std']:.5f}",
-            f"{row['a_star']:.4f}",
-            f"{row['slope_mean']:.4f}",
-            f"{row['loss']:.3g}",
-            f"{row['loss_closed_form']:.3g}",
-            *(f"{100 * row[key]:.2f}" for key in ("accuracy_identity", "accuracy_matched", "accuracy_limit")),
-        )
+        slopes = [f"{row['a_star']:.4f}", f"{row['slope_mean']:.4f}"]
+        losses = [f"{row[key]:.3g}" for key in ("loss", "loss_closed_form")]
+        shares = [f"{100 * row[f'accuracy_{head}']:.2f}" for head in ("identity", "matched", "limit")]
+        simulated = [f"{row['a_hat_mean']:.5f}", f"{row['a_hat_std']:.5f}"]
+        table.add_row(f"{row['sigma']:g}", *simulated, *slopes, *losses, *shares)
     Console().print(table)
     print("slope: |g'(1)| of the selected head; loss and accuracies (identity, â, a = −1/2; %) are held out")
 
 
 def _print_agreement(simulation: ToySimulation, stream: TextIO) -> None:
-    """Where simulation and closed form differ, and how much that test is worth."""
+    """Print where simulation and closed form differ, and how often chance alone would make them."""
 
     def levels(chosen: list[bool]) -> str:
         return ", ".join(f"{s:g}" for s, hit in zip(simulation.sigmas, chosen, strict=True) if hit) or "none"
 
-    seeds = simulation.a_hat_GR.shape[1]
-    print(
-        f"line search: at most {simulation.line_search_gap_G.max():.1e} from the closed form of â",
-        file=stream,
-    )
+    seeds, total = simulation.a_hat_GR.shape[1], simulation.a_hat_GR.numel()
+    gap = f"line search: at most {simulation.line_search_gap_G.max():.1e} from the closed form of â"
     if seeds < 2:
-        print("one seed has no deviation to compare with; use --seeds 2 or more", file=stream)
+        print(gap, "one seed has no deviation to compare with; use --seeds 2 or more", sep="\n", file=stream)
         return
-    deviation_G = simulation.deviation_G().abs()
-    print(
+    deviation_G, loss_G = simulation.deviation_G().abs(), simulation.loss_deviation_G().abs()
+    lines = [
+        gap,
         f"σ where the mean of â is over one seed deviation from a*: {levels((deviation_G > 1).tolist())}",
-        file=stream,
-    )
-    print(
         f"σ where it is over two standard errors (1/√{seeds} of a deviation) from a*: "
         f"{levels((deviation_G * math.sqrt(seeds) > 2).tolist())}; expected by chance: about 5 % of the levels",
-        file=stream,
-    )
-    outside = int(simulation.seeds_outside_G().sum())
-    total = simulation.a_hat_GR.numel()
-    print(
-        f"single seeds over one seed deviation from a*: {outside} of {total} (about 32 % expected)",
-        file=stream,
-    )
-    loss_G = simulation.loss_deviation_G().abs()
-    print(
-        f"σ where the held-out loss is over two standard errors from the closed form: {levels((loss_G > 2).tolist())}",
-        file=stream,
-    )
+        f"single seeds over one seed deviation from a*: {int(simulation.seeds_outside_G().sum())} of {total} "
+        "(about 32 % expected)",
+        "σ where the held-out loss is over two standard errors from the closed form: "
+        f"{levels((loss_G > 2).tolist())}",
+    ]
+    print(*lines, sep="\n", file=stream)

@@ -97,7 +97,7 @@ def _listed(values: list[Any] | None) -> list[str]:
 
 
 def _refuse_settings(argv: list[str]) -> None:
-    """A run goes on as it was begun: whoever asks for something else should hear so."""
+    """Refuse settings beside --resume: a run goes on as it was begun."""
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
     others = [name for name in names if name not in _GOES_ON]
     if others:
@@ -127,7 +127,7 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
 
 
 def _say_chance(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
-    """Last of all, which of the runs have not learned anything, and what to try."""
+    """Print last which of the runs have learned nothing, and what to try."""
     if os.environ.get("RANK", "0") != "0":
         return
     for summary, out in zip(summaries, outs, strict=True):

@@ -1,8 +1,8 @@
-"""Tar and zip archives as trees of files, and the checks an archive from a stranger must pass.
+"""Tar and zip archives as trees of files, and the checks that an untrusted archive must pass.
 
-Members are read straight from the archive: nothing is unpacked to disk unless `extract` is asked to. An
-archive is refused when a member's name is absolute or climbs out (`../`), when a member is a link or a device,
-is encrypted or appears twice, and when the whole unpacks to more than the limits allow.
+Members are read from the archive itself; only `extract` unpacks to disk. An archive is refused if a member's name is
+absolute or leaves the folder (`../`), if a member is a link or a device, is encrypted or appears twice, and if the
+whole unpacks to more than the limits allow.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ZipTree(Tree):
                     yield name, archive.read(info)  # checks the CRC, and stops at the declared size
 
     def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-        """Every check of the directory happens here, before the first byte of the first member is read."""
+        """Check the whole directory before the first byte of the first member is read."""
         entries = archive.infolist()
         tally = _Tally(self.path, self._limits)
         found: dict[str, zipfile.ZipInfo] = {}
@@ -108,11 +108,11 @@ class TarTree(Tree):
                         yield name, forward.read_exactly(member.size)
                     else:
                         yield name, None
-            forward.drain()  # gzip's checksum of it all comes last: unread, a flipped bit would go unnoticed
+            forward.drain()  # gzip's checksum comes last: unless it is read, a flipped bit goes unnoticed
 
 
 def open_tree(path: Path, limits: Limits = DEFAULT_LIMITS) -> Tree:
-    """The folder or archive at `path`, as a tree of files."""
+    """Return the folder or archive at `path` as a tree of files."""
     if path.is_dir():
         return FolderTree(path)
     if path.name.lower().endswith(".zip"):
@@ -123,7 +123,7 @@ def open_tree(path: Path, limits: Limits = DEFAULT_LIMITS) -> Tree:
 
 
 def extract(archive: Path, destination: Path, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Unpack into a new folder: all of it or, if anything is refused or breaks off, none of it."""
+    """Unpack into a new folder: all of it or, if anything is refused or fails, none of it."""
     if destination.exists():
         raise DataError(f"{destination} already exists: remove it, or choose another place to unpack to")
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def extract(archive: Path, destination: Path, limits: Limits = DEFAULT_LIMITS) -
 
 
 def _safe_name(path: Path, raw: str) -> str:
-    """The member's name, without a leading `./`; refused if it could point outside the archive's own folder."""
+    """Return the member's name without a leading `./`; refuse one that could point outside the archive's folder."""
     parts = [part for part in raw.split("/") if part not in ("", ".")]
     suspect = (
         raw.startswith("/")
@@ -158,7 +158,7 @@ def _safe_name(path: Path, raw: str) -> str:
 
 
 class _Tally:
-    """Counts members as they are listed, and refuses the first that is one too many, too big or a repeat."""
+    """Count members as they are listed, and refuse the first that is one too many, too large or a repeat."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._path, self._limits = path, limits

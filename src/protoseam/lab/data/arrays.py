@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ FOLDER_FILES = tuple(f"{split}_{what}.npy" for split in ("train", "test") for wh
 
 
 def read_npz(path: Path, name: str) -> ArrayDataset:
-    """x_train, y_train, x_test, y_test (or train_images, …), and the class names under `classes` if present.
+    """Read x_train, y_train, x_test, y_test (or train_images, …), and the class names under `classes` if present.
 
     Images are uint8 (N, H, W, C) or (N, H, W); anything numeric of shape (N, F) becomes float32 features.
     Labels are whole numbers from 0, of shape (N,) or (N, 1).
@@ -53,42 +54,27 @@ def read_npz(path: Path, name: str) -> ArrayDataset:
         member.removesuffix(".npy"): parse_npy(data, f"{path}: {member}")
         for member, data in tree.read(lambda member: member.removesuffix(".npy") in wanted)
     }
-    train_x, train_y, test_x, test_y = (found[key] for key in keys)
-    return _assemble(
-        name,
-        _samples(train_x, f"{path}: {keys[0]}"),
-        _labels(train_y, f"{path}: {keys[1]}"),
-        _samples(test_x, f"{path}: {keys[2]}"),
-        _labels(test_y, f"{path}: {keys[3]}"),
-        next((_class_names(found[key], f"{path}: {key}") for key in _CLASS_KEYS if key in found), None),
-    )
+    classes = next((_class_names(found[key], f"{path}: {key}") for key in _CLASS_KEYS if key in found), None)
+    return _assemble(name, {f"{path}: {key}": found[key] for key in keys}, classes)
 
 
 def read_array_folder(folder: Path, name: str) -> ArrayDataset:
-    """{train,test}_images.npy, {train,test}_labels.npy and classes.txt (a name a line), memory-mapped."""
+    """Read {train,test}_images.npy, {train,test}_labels.npy and classes.txt (one name per line), memory-mapped."""
     loaded = {}
     for file in FOLDER_FILES:
         path = folder / file
         if not path.is_file():
             raise DataError(f"{path} is missing; such a folder needs {', '.join(FOLDER_FILES)}")
         try:
-            loaded[file] = np.load(path, mmap_mode="r" if "images" in file else None, allow_pickle=False)
+            loaded[str(path)] = np.load(path, mmap_mode="r" if "images" in file else None, allow_pickle=False)
         except Exception as error:  # numpy raises half a dozen kinds for a damaged file
             raise DataError(f"{path} cannot be read as an .npy file: {error}") from error
-    train_images, train_labels, test_images, test_labels = (loaded[file] for file in FOLDER_FILES)
     names = folder / "classes.txt"
-    return _assemble(
-        name,
-        _samples(train_images, str(folder / "train_images.npy")),
-        _labels(train_labels, str(folder / "train_labels.npy")),
-        _samples(test_images, str(folder / "test_images.npy")),
-        _labels(test_labels, str(folder / "test_labels.npy")),
-        _listed_names(names) if names.is_file() else None,
-    )
+    return _assemble(name, loaded, _listed_names(names) if names.is_file() else None)
 
 
 def parse_npy(data: bytes, where: str) -> NDArray[Any]:
-    """The array of an .npy file, or `DataError`: never a pickle, and never more memory than the bytes given.
+    """Parse an .npy file: never a pickle, and never more memory than the bytes given.
 
     (`np.load` would allocate whatever the header claims before it looks for the values.)
     """
@@ -96,19 +82,13 @@ def parse_npy(data: bytes, where: str) -> NDArray[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a header written by Python 2
-            version = npy_format.read_magic(stream)
-            read_header = {
-                (1, 0): npy_format.read_array_header_1_0,
-                (2, 0): npy_format.read_array_header_2_0,
-            }[version]
-            shape, by_column, dtype = read_header(stream)
+            readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+            shape, by_column, dtype = readers[npy_format.read_magic(stream)](stream)
     except Exception as error:  # the header is a Python literal: whatever parsing one can raise
         raise DataError(f"{where} has no valid .npy header ({type(error).__name__}: {error})") from error
     if dtype.hasobject:
         raise DataError(f"{where} holds Python objects, which only a pickle can store: save numbers instead")
-    size = dtype.itemsize
-    for side in shape:
-        size *= side
+    size = dtype.itemsize * math.prod(shape)
     start = stream.tell()
     if min(shape, default=0) < 0 or size != len(data) - start or dtype.itemsize == 0:
         raise DataError(
@@ -119,9 +99,7 @@ def parse_npy(data: bytes, where: str) -> NDArray[Any]:
 
 def _samples(array: NDArray[Any], where: str) -> NDArray[Any]:
     if array.ndim == 2 and array.dtype.kind in "iufb":
-        with np.errstate(
-            over="ignore"
-        ):  # a float64 too large for float32 becomes infinity, which check() names
+        with np.errstate(over="ignore"):  # too large for float32 becomes infinity, which check() names
             return array if array.dtype == np.float32 else array.astype(np.float32)
     if array.dtype != np.uint8:
         raise DataError(
@@ -144,7 +122,7 @@ def _labels(array: NDArray[Any], where: str) -> NDArray[np.int64]:
         array = array[:, 0]
     if array.ndim != 1:
         raise DataError(
-            f"{where} has shape {array.shape}: labels must be one number a row (one-hot: y.argmax(axis=1))"
+            f"{where} has shape {array.shape}: labels must be one number per row (one-hot: y.argmax(axis=1))"
         )
     if array.dtype.kind == "f":
         if (missing := np.flatnonzero(~np.isfinite(array))).size:
@@ -172,7 +150,7 @@ def _listed_names(path: Path) -> tuple[str, ...]:
         return tuple(path.read_text(encoding="utf-8").splitlines())
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not UTF-8 text ({error}): save it as such, a class name a line"
+            f"{path} is not UTF-8 text ({error}): save it as UTF-8, one class name per line"
         ) from error
 
 
@@ -187,15 +165,14 @@ def _class_names(array: NDArray[Any], where: str) -> tuple[str, ...]:
         raise DataError(f"{where} holds text that is not UTF-8: {error}") from error
 
 
-def _assemble(
-    name: str,
-    train_images: NDArray[Any],
-    train_labels: NDArray[np.int64],
-    test_images: NDArray[Any],
-    test_labels: NDArray[np.int64],
-    classes: tuple[str, ...] | None,
-) -> ArrayDataset:
+def _assemble(name: str, arrays: dict[str, NDArray[Any]], classes: tuple[str, ...] | None) -> ArrayDataset:
+    """Check the four arrays, given by where they come from, in the order of :class:`ArrayDataset`."""
+    (x, train_x), (y, train_y), (other_x, test_x), (other_y, test_y) = arrays.items()
+    train, test = (
+        (_samples(train_x, x), _labels(train_y, y)),
+        (_samples(test_x, other_x), _labels(test_y, other_y)),
+    )
     if classes is None:  # a class that neither split names cannot be known of: count up to the highest label
-        highest = max((int(y.max()) for y in (train_labels, test_labels) if y.size), default=-1)
+        highest = max((int(labels.max()) for _, labels in (train, test) if labels.size), default=-1)
         classes = tuple(str(label) for label in range(highest + 1))
-    return ArrayDataset(name, train_images, train_labels, test_images, test_labels, classes)
+    return ArrayDataset(name, *train, *test, classes)

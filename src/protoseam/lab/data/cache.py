@@ -37,7 +37,7 @@ Stamp = Sequence[tuple[str, int, str]]  # name, bytes and marks of each source f
 
 
 def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset]) -> ArrayDataset:
-    """The cached data set for these source files, if it is there and whole; else built, cached and returned."""
+    """Return the cached data set for these source files, or build and cache it if it is missing or damaged."""
     folder = folder_of(root, name, stamp)
     if folder.exists():
         damage = quick_damage(folder)
@@ -52,10 +52,10 @@ def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset
     dataset = build()
     try:
         _write(folder, dataset, stamp)
-    except OSError as error:  # a full disk or a read-only root must not stop the work, only slow it down
+    except OSError as error:  # a full disk or a read-only root slows the work down and does not stop it
         warnings.warn(
-            f"the decoded copy {folder} cannot be written ({error.strerror or error}), so {name} is decoded anew "
-            "every time; free some space, or set PROTOSEAM_DATA to a folder you can write to",
+            f"the decoded copy {folder} cannot be written ({error.strerror or error}), so {name} is decoded again "
+            "every time. Free some space, or set PROTOSEAM_DATA to a folder you can write to",
             DataWarning,
             stacklevel=4,
         )
@@ -64,13 +64,13 @@ def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset
 
 
 def folder_of(root: Path, name: str, stamp: Stamp) -> Path:
-    """Where the decoded form of these source files is, or will be."""
+    """Return where the decoded form of these source files is, or will be."""
     digest = hashlib.sha256(json.dumps([READER_VERSION, list(stamp)]).encode()).hexdigest()
     return root / "cache" / f"{_file_name(name)}-{digest[:16]}"
 
 
 def newest(root: Path, name: str) -> Path | None:
-    """The latest whole cache of that name: the sources may have been deleted once they were decoded."""
+    """Return the latest whole cache of that name, or None. Its sources may have been deleted since."""
     folders = sorted(
         (root / "cache").glob(f"{_file_name(name)}-" + "[0-9a-f]" * 16),
         key=lambda folder: folder.lstat().st_mtime,
@@ -80,7 +80,7 @@ def newest(root: Path, name: str) -> Path | None:
 
 
 def quick_damage(folder: Path) -> str | None:
-    """What is visibly wrong with a cache, without reading its arrays; None if nothing is."""
+    """Return what is wrong with a cache as far as its arrays need not be read, or None."""
     for path in (folder, *(folder / file for file in (*_FILES, _MANIFEST))):
         if path.is_symlink():
             return f"{path.name} is a link"
@@ -102,7 +102,7 @@ def quick_damage(folder: Path) -> str | None:
 
 
 def full_damage(folder: Path) -> str | None:
-    """`quick_damage`, and every file's SHA-256 against the manifest."""
+    """Return what `quick_damage` finds, or a file whose SHA-256 is not the manifest's, or None."""
     damage = quick_damage(folder)
     if damage is None:
         files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -118,7 +118,7 @@ def sha256_of(path: Path) -> str:
 
 
 def discard(folder: Path) -> None:
-    """Remove a cache; moved aside first, so that a reader never meets half of one."""
+    """Remove a cache. It is moved aside first, so that no reader meets half of one."""
     refuse_link(folder.parent)
     aside = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
     try:
@@ -150,7 +150,7 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
         for file in (*_FILES, _MANIFEST):
             sync(staging / file)
         sync(staging)
-        staging.chmod(0o755)  # mkdtemp keeps others out, which would make a shared root useless to them
+        staging.chmod(0o755)  # mkdtemp's 0700 would hide it from colleagues
         if (folder.exists() or folder.is_symlink()) and quick_damage(folder) is not None:
             discard(folder)
         try:
@@ -164,7 +164,7 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
 
 
 def sync(path: Path) -> None:
-    """Of a file or folder: onto the disk."""
+    """Flush a file or directory to disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows opens no folders, and needs no such sync
     descriptor = os.open(path, os.O_RDONLY)
@@ -175,7 +175,7 @@ def sync(path: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed processes left behind; anything younger than a day may still be being written."""
+    """Remove what killed processes left behind; a younger folder may still be being written."""
     for leftover in parent.glob(f"{_STAGING}*"):
         if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
             shutil.rmtree(leftover, ignore_errors=True)

@@ -1,11 +1,8 @@
-"""What data sets exist by name, which files they come from, where those are published, and their checksums.
+"""The data sets known by name: their files, where those are published, and their checksums.
 
-Where the SHA-256 values come from:
-  - CIFAR binary archives, MNIST, Fashion-MNIST, TinyImageNet: the sizes and checksums TensorFlow Datasets
-    records (tensorflow/datasets, tensorflow_datasets/url_checksums/{cifar10,cifar100,mnist,fashion_mnist,
-    tiny_imagenet}.txt).
-  - CIFAR python archives: Keras's `file_hash` (keras-team/keras, keras/src/datasets/{cifar10,cifar100}.py);
-    their sizes are what the host reports.
+Sizes and SHA-256 of the CIFAR binary archives, MNIST, Fashion-MNIST and TinyImageNet are those of TensorFlow Datasets
+(tensorflow/datasets, tensorflow_datasets/url_checksums/*.txt). SHA-256 of the CIFAR python archives are Keras's
+`file_hash` (keras-team/keras, keras/src/datasets/{cifar10,cifar100}.py); their sizes are what the host reports.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ ROOT_VARIABLE = "PROTOSEAM_DATA"
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One published file. Without a `sha256` it is only downloaded when the user supplies one."""
+    """One published file. Without a `sha256` it is downloaded only if the user supplies one."""
 
     name: str
     url: str
@@ -31,7 +28,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """One form a data set comes in: a reader's name, and files that are all needed together."""
+    """One form of a data set: the reader's name, and the files it needs, all of them."""
 
     format: str
     files: tuple[SourceFile, ...]
@@ -64,13 +61,13 @@ class Entry:
 
 
 def default_root() -> Path:
-    """$PROTOSEAM_DATA, or ~/.cache/protoseam/data."""
+    """Return $PROTOSEAM_DATA, or ~/.cache/protoseam/data."""
     given = os.environ.get(ROOT_VARIABLE)
     return Path(given).expanduser() if given else Path.home() / ".cache" / "protoseam" / "data"
 
 
 def find(name: str) -> Entry | None:
-    """The entry of that name, whatever its case, hyphens or underscores; None when there is none."""
+    """Return the entry of that name, ignoring case, hyphens and underscores, or None."""
     return _BY_PLAIN_NAME.get(_plain(name))
 
 
@@ -83,10 +80,6 @@ def entry(name: str) -> Entry:
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
-
-
-def _idx_source(base: str, digests: dict[str, tuple[int, str]]) -> Source:
-    return Source("idx", tuple(SourceFile(n, base + n, size, sha) for n, (size, sha) in digests.items()))
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
@@ -104,151 +97,97 @@ tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
 
-def _cifar(which: str, binary: tuple[int, str], python: tuple[int, str]) -> tuple[Source, ...]:
-    number = which.removeprefix("cifar")
-    binary_name, python_name = f"cifar-{number}-binary.tar.gz", f"cifar-{number}-python.tar.gz"
-    folders = {
-        "10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        "100": ("cifar-100-binary", "cifar-100-python"),
-    }
-    # The binary form comes first, so it is the one downloaded: it holds the same pixels and no pickle.
-    return (
-        Source(
-            f"{which}-binary", (SourceFile(binary_name, _TORONTO + binary_name, *binary),), folders[number][0]
-        ),
-        Source(
-            f"{which}-python", (SourceFile(python_name, _TORONTO + python_name, *python),), folders[number][1]
-        ),
-    )
-
-
-CATALOG: dict[str, Entry] = {
-    item.name: item
-    for item in (
-        Entry("digits", "8×8 digits that scikit-learn ships", 10, _DIGITS, 1438, 359, (8, 8, 1)),
-        Entry(
-            "mnist",
-            "MNIST",
-            10,
-            _DIGITS,
-            60_000,
-            10_000,
-            (28, 28, 1),
-            sources=(
-                _idx_source(
-                    # Google's copy of the files that were at yann.lecun.com, which serves no https
-                    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-                    {
-                        "train-images-idx3-ubyte.gz": (
-                            9_912_422,
-                            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-                        ),
-                        "train-labels-idx1-ubyte.gz": (
-                            28_881,
-                            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-                        ),
-                        "t10k-images-idx3-ubyte.gz": (
-                            1_648_877,
-                            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-                        ),
-                        "t10k-labels-idx1-ubyte.gz": (
-                            4_542,
-                            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-                        ),
-                    },
-                ),
-            ),
-            folders=("mnist", "MNIST"),
-        ),
-        Entry(
-            "fashion-mnist",
-            "Fashion-MNIST",
-            10,
-            tuple(_FASHION.split(",")),
-            60_000,
-            10_000,
-            (28, 28, 1),
-            sources=(
-                _idx_source(
-                    # the authors' bucket by its TLS address; its website address serves no https
-                    "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
-                    {
-                        "train-images-idx3-ubyte.gz": (
-                            26_421_880,
-                            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-                        ),
-                        "train-labels-idx1-ubyte.gz": (
-                            29_515,
-                            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-                        ),
-                        "t10k-images-idx3-ubyte.gz": (
-                            4_422_102,
-                            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-                        ),
-                        "t10k-labels-idx1-ubyte.gz": (
-                            5_148,
-                            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-                        ),
-                    },
-                ),
-            ),
-            folders=("fashion-mnist", "FashionMNIST"),
-        ),
-        Entry(
-            "cifar10",
-            "CIFAR-10",
-            10,
-            tuple(_CIFAR10.split()),
-            50_000,
-            10_000,
-            (32, 32, 3),
-            sources=_cifar(
-                "cifar10",
-                (170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
-                (170_498_071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-            ),
-            folders=(".", "cifar10"),
-        ),
-        Entry(
-            "cifar100",
-            "CIFAR-100, fine labels",
-            100,
-            tuple(_CIFAR100.split()),
-            50_000,
-            10_000,
-            (32, 32, 3),
-            sources=_cifar(
-                "cifar100",
-                (168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
-                (169_001_437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-            ),
-            folders=(".", "cifar100"),
-        ),
-        Entry(
-            "tinyimagenet",
-            "TinyImageNet; test is its validation set, as its own test set has no labels",
-            200,
-            (),  # the WordNet ids are read from the set's wnids.txt
-            100_000,
-            10_000,
-            (64, 64, 3),
-            sources=(
-                Source(
-                    "tinyimagenet",
-                    (
-                        SourceFile(
-                            "tiny-imagenet-200.zip",
-                            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                            248_100_043,
-                            "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-                        ),
-                    ),
-                    "tiny-imagenet-200",
-                ),
-            ),
-            folders=(".", "tinyimagenet"),
-        ),
-    )
+# Name, bytes and SHA-256 of each published file.
+_MNIST_FILES = {
+    "train-images-idx3-ubyte.gz": (
+        9912422,
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    ),
+    "train-labels-idx1-ubyte.gz": (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    "t10k-images-idx3-ubyte.gz": (
+        1648877,
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    ),
+    "t10k-labels-idx1-ubyte.gz": (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 }
+_FASHION_FILES = {
+    "train-images-idx3-ubyte.gz": (
+        26421880,
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    ),
+    "train-labels-idx1-ubyte.gz": (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    "t10k-images-idx3-ubyte.gz": (
+        4422102,
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    ),
+    "t10k-labels-idx1-ubyte.gz": (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+}
+# The binary form comes first, so it is the one downloaded: it holds the same pixels and no pickle.
+_CIFAR10_FILES = {
+    "binary": (
+        170052171,
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        "cifar-10-batches-bin",
+    ),
+    "python": (
+        170498071,
+        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        "cifar-10-batches-py",
+    ),
+}
+_CIFAR100_FILES = {
+    "binary": (
+        168513733,
+        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        "cifar-100-binary",
+    ),
+    "python": (
+        169001437,
+        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        "cifar-100-python",
+    ),
+}
+_TINY = SourceFile(
+    "tiny-imagenet-200.zip",
+    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    248100043,
+    "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+)
+
+
+def _idx(base: str, files: dict[str, tuple[int, str]]) -> tuple[Source, ...]:
+    return (Source("idx", tuple(SourceFile(name, base + name, *known) for name, known in files.items())),)
+
+
+def _cifar(number: int, files: dict[str, tuple[int, str, str]]) -> tuple[Source, ...]:
+    found = []
+    for form, (size, sha256, folder) in files.items():
+        name = f"cifar-{number}-{form}.tar.gz"
+        found.append(
+            Source(f"cifar{number}-{form}", (SourceFile(name, _TORONTO + name, size, sha256),), folder)
+        )
+    return tuple(found)
+
+
+# Google's copy of the files that were at yann.lecun.com, which serves no https; the bucket of Fashion-MNIST's authors
+# by its TLS address, because its website address serves no https.
+_MNIST_AT = "https://storage.googleapis.com/cvdf-datasets/mnist/"
+_FASHION_AT = "https://fashion-mnist.s3.eu-central-1.amazonaws.com/"
+_TINY_TITLE = "TinyImageNet; test is its validation set, as its own test set has no labels"
+
+CATALOG: dict[str, Entry] = {item.name: item for item in (
+    Entry("digits", "8×8 digits that scikit-learn ships", 10, _DIGITS, 1438, 359, (8, 8, 1)),
+    Entry("mnist", "MNIST", 10, _DIGITS, 60_000, 10_000, (28, 28, 1),
+          _idx(_MNIST_AT, _MNIST_FILES), ("mnist", "MNIST")),
+    Entry("fashion-mnist", "Fashion-MNIST", 10, tuple(_FASHION.split(",")), 60_000, 10_000, (28, 28, 1),
+          _idx(_FASHION_AT, _FASHION_FILES), ("fashion-mnist", "FashionMNIST")),
+    Entry("cifar10", "CIFAR-10", 10, tuple(_CIFAR10.split()), 50_000, 10_000, (32, 32, 3),
+          _cifar(10, _CIFAR10_FILES), (".", "cifar10")),
+    Entry("cifar100", "CIFAR-100, fine labels", 100, tuple(_CIFAR100.split()), 50_000, 10_000, (32, 32, 3),
+          _cifar(100, _CIFAR100_FILES), (".", "cifar100")),
+    # the WordNet ids are read from the set's wnids.txt
+    Entry("tinyimagenet", _TINY_TITLE, 200, (), 100_000, 10_000, (64, 64, 3),
+          (Source("tinyimagenet", (_TINY,), "tiny-imagenet-200"),), (".", "tinyimagenet")),
+)}  # fmt: skip
 
 _BY_PLAIN_NAME = {_plain(name): item for name, item in CATALOG.items()}

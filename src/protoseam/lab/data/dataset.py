@@ -1,4 +1,4 @@
-"""The one form every reader produces, and the checks that catch bad data before a run is spent on it."""
+"""The form that every reader produces, and the checks that find bad data before a run is spent on it."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ class ArrayDataset:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """(H, W, C) of an image, or (F,) of a feature row."""
+        """Return (H, W, C) of an image, or (F,) of a feature row."""
         return tuple(self.train_images.shape[1:])
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The same as a network sees it: (C, H, W), or (F,)."""
+        """Return the shape that a network sees: (C, H, W), or (F,)."""
         shape = self.sample_shape
         return shape if len(shape) == 1 else (shape[2], shape[0], shape[1])
 
     def without_test(self) -> ArrayDataset:
-        """The same with no test data, for those who must not see any."""
+        """Return the same data set without test data, for code that must not see any."""
         return dataclasses.replace(self, test_images=self.test_images[:0], test_labels=self.test_labels[:0])
 
 
 def check(dataset: ArrayDataset) -> None:
-    """Raise one `DataError` that lists everything wrong with the data set; warn about what is only odd.
+    """Raise one `DataError` that lists everything wrong with the data set, and warn about what is only odd.
 
-    Labels are looked at in full (10,000 classes cost milliseconds); images only as far as it takes to see two
-    that differ, and float features once, for values that are not finite.
+    All labels are checked (10,000 classes cost milliseconds). Images are compared until two differ, and float features
+    are searched once for values that are not finite.
     """
     errors = _array_errors(dataset)
     if not errors:  # the label checks below index by label and by row, so the arrays must fit together first

@@ -1,4 +1,4 @@
-"""Downloads: https only, resumed where they broke off, and never used before their SHA-256 is right."""
+"""Downloads: https only, resumed after an interruption, and never used before their SHA-256 is right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Report = Callable[[int, int | None], None]  # bytes so far, bytes in all
 
 @dataclass(frozen=True)
 class AddressPolicy:
-    """Which addresses may be asked; a redirect is held to it as well. The tests allow their own loopback server."""
+    """The addresses that may be asked, redirects included. The tests allow their own loopback server."""
 
     prefixes: tuple[str, ...] = ("https://",)
 
@@ -65,11 +65,11 @@ class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _Unreachable(Exception):
-    """No such host, or not the host it claims to be: another attempt would end the same way."""
+    """The host does not exist or is not what it claims to be: another attempt would fail too."""
 
 
 class _Interrupted(Exception):
-    """The connection broke, or ended early: what has arrived is kept, and asked for no more."""
+    """The connection broke or ended early. What has arrived is kept and not asked for again."""
 
 
 def download(
@@ -81,10 +81,10 @@ def download(
     report: Report | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Fetch `file` into `folder`, and return its path; at once if it is already there and whole.
+    """Fetch `file` into `folder` and return its path; at once if it is already there and whole.
 
-    What arrives goes to <name>.part, which the next attempt (of this call or a later one) continues. Only when
-    its SHA-256 equals the catalogue's, or the user's own `sha256`, does it get its proper name.
+    What arrives goes to <name>.part, which the next attempt (of this call or a later one) continues. The file gets its
+    proper name only when its SHA-256 equals the catalogue's, or the user's own `sha256`.
     """
     expected = _expected_hash(file, sha256)
     file = replace(file, size=file.size if sha256 in (None, file.sha256) else None)  # the user's own version
@@ -165,7 +165,7 @@ def _make_room(folder: Path, file: SourceFile) -> None:
 def _transfer(
     opener: urllib.request.OpenerDirector, file: SourceFile, part: Path, report: Report | None
 ) -> None:
-    """One request, appended to what is already there. Returns when the server says that was all."""
+    """Make one request and append what arrives; return when the server says that was all."""
     have = part.stat().st_size if part.exists() else 0
     if file.size is not None and have >= file.size:
         return  # complete, or too long and about to fail its checksum
@@ -225,21 +225,15 @@ def _range_start(answer: Any) -> int | None:
 
 @contextmanager
 def progress(name: str) -> Iterator[Report]:
-    """A progress bar on a terminal, and a line every tenth of the way elsewhere; on stderr either way."""
+    """Show a progress bar on a terminal, and one line per tenth elsewhere; both on stderr."""
     if not sys.stderr.isatty():
         yield _plain_report(name)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    speed = DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress("{task.description}", BarColumn(), *speed, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -1,15 +1,12 @@
 """Images from files: the modes that convert without loss of meaning, and one report of all that do not.
 
-What becomes of each kind of file:
-  - 8-bit grey, RGB, palette and 1-bit images are taken as they are. If every file is grey (1-bit, 8-bit, with
-    or without alpha) the data set has one channel, otherwise every image becomes RGB.
-  - Transparency is composited over black: dropping the alpha channel instead would uncover whatever colours
-    lie beneath.
-  - 16-bit, floating-point, CMYK and other exotic images are refused: cutting 16 bits to 8, or turning ink
-    into light without a colour profile, would change them silently.
-  - Animations are refused (which frame was meant?), as are truncated and enormous files.
-  - EXIF orientation is left alone, as in torchvision, whose arrays these should equal.
-  - With an image size, every image is resized and cropped to that square; without one all must have one size.
+- 8-bit grey, RGB, palette and 1-bit images are taken as they are. If every file is grey (1-bit, 8-bit, with or
+  without alpha), the data set has one channel; otherwise every image becomes RGB.
+- Transparency is composited over black. Dropping the alpha channel would uncover the colours beneath.
+- 16-bit, floating-point, CMYK and other images are refused, because a silent conversion would change them.
+- Animations are refused, because the frame is ambiguous; so are truncated and very large files.
+- EXIF orientation is ignored, as in torchvision, whose arrays these equal.
+- With an image size, every image is resized and cropped to that square; without one, all must have one size.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 TRAIN_FOLDERS = (
     "train",
     "training",
-)  # in any case, as those of the test set, of which the first that exists is it
+)  # in any case; of the test folders the first that exists is the test set
 TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
 
@@ -51,13 +48,13 @@ _SHOWN = 20
 
 
 class Problem(Exception):
-    """Why one image cannot be used; collected, never seen by the user on its own."""
+    """Why one image cannot be used; `decode_all` collects them into one error."""
 
 
 def resize_image(image: Any, size: int) -> Any:
-    """A Pillow image with its shorter side brought to ``size`` (bilinear, antialiased), its centre cropped to a square.
+    """Resize a Pillow image's shorter side to ``size`` (bilinear, antialiased), and crop its centre to a square.
 
-    The same pixels as torchvision's Resize(size) and CenterCrop(size).
+    The pixels equal those of torchvision's Resize(size) and CenterCrop(size).
     """
     width, height = image.size
     if min(width, height) != size:
@@ -69,7 +66,7 @@ def resize_image(image: Any, size: int) -> Any:
 
 
 def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """:func:`resize_image` for images (N, H, W, C) that are arrays already."""
+    """Apply :func:`resize_image` to an array of images (N, H, W, C)."""
     if images.shape[1:3] == (size, size):
         return images
     pil = _pillow()
@@ -82,7 +79,7 @@ def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np.uint8], bool]:
-    """(H, W, 3) pixels, resized if a size is given, and whether the file was grey. Raises `Problem`."""
+    """Return (H, W, 3) pixels, resized if a size is given, and whether the file was grey; raise `Problem`."""
     pil = _pillow()
     try:
         with pil.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -93,7 +90,7 @@ def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np
             if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
                 raise Problem(f"is animated or has {image.n_frames} pages: save the one you mean")
             if image.mode.startswith(("I", "F")) or _has_16_bits(image, data):
-                raise Problem("has 16 bits or more a channel: convert it to 8 bits the way you see fit")
+                raise Problem("has 16 bits or more per channel: convert it to 8 bits")
             if image.mode not in _CLEAN_MODES:
                 raise Problem(f"has the colour mode {image.mode}: convert it to RGB with a colour profile")
             grey, rgb = image.mode in _GREY_MODES, _to_rgb(image, pil)
@@ -144,18 +141,18 @@ def decode_all(
 
 
 def _usual_size(sizes: Collection[tuple[int, int]]) -> int:
-    """A size that suits images of these: half of them are no smaller. At most 224, as most networks' inputs."""
+    """Return the median of the shorter sides, at most 224, the input size of most networks."""
     shorter = sorted(min(size) for size in sizes)
     return max(8, min(224, shorter[len(shorter) // 2] // 8 * 8))
 
 
 def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> ArrayDataset:
-    """train/<class>/… and test/<class>/… (or val/); or <class>/… alone, of which a fifth becomes the test set.
+    """Read train/<class>/… and test/<class>/… (or val/), or <class>/… alone.
 
-    The class names are the folder names, in plain string order. Without a test part, `stratified_split` takes
-    20 % of each class with seed 0, so the same folder gives the same test set anywhere. Where both test/ and
-    val/ exist, test/ is the test set and val/ is left unread: validation images are cut from train/. The names may
-    also be Training/, TEST/ and the like. With ``image_size``, images of any sizes become squares of that one.
+    The class names are the folder names, in plain string order. Without a test part, `stratified_split` holds out 20 %
+    of each class with seed 0, so the same folder gives the same test set anywhere. If both test/ and val/ exist, test/
+    is the test set and val/ is not read: validation images come from train/. The names may also be Training/, TEST/
+    and so on. With ``image_size``, images of any sizes become squares of that size.
     """
     pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
     prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
@@ -188,7 +185,7 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
 def _layout(
     where: str, pictures: list[str], folders: list[str]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """(class, file) pairs of the training and the test part, and the class of every folder, full or empty."""
+    """Return (class, file) pairs of the training and the test part, and the class of every folder, empty ones too."""
     tops = sorted({file.split("/", 1)[0] for file in pictures if "/" in file})
     named = {top.lower(): top for top in tops}
     train_folder = next((named[folder] for folder in TRAIN_FOLDERS if folder in named), None)
@@ -206,7 +203,7 @@ def _layout(
     unread = [f"{top}/" for top in tops if parts != ("",) and f"{top}/" not in parts]
     if unread:
         warnings.warn(
-            f"{where}: of {parts[0]} and the test set {parts[1]} a data set is made, and what else there is "
+            f"{where}: the data set is {parts[0]} and the test set {parts[1]}; what else there is "
             f"({', '.join(unread)}) is left unread; validation images are cut from {parts[0]}",
             DataWarning,
             stacklevel=3,
@@ -229,7 +226,7 @@ def _layout(
 
 
 def _refuse_parts_as_classes(where: str, pictures: list[str]) -> None:
-    """seg_train/ and seg_test/, which hold the same folders, are parts of a data set, and no classes."""
+    """Refuse folders such as seg_train/ and seg_test/ that hold the same folders: they are parts, not classes."""
     below: dict[str, set[str]] = {}
     for file in pictures:
         top, *rest = file.split("/")
@@ -245,10 +242,10 @@ def _refuse_parts_as_classes(where: str, pictures: list[str]) -> None:
 
 
 def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    """tiny-imagenet-200: train/<wnid>/images/…, and val/ with its annotations as the test set.
+    """Read tiny-imagenet-200: train/<wnid>/images/…, and val/ with its annotations as the test set.
 
-    Labels number the WordNet ids of wnids.txt in sorted order, the custom for this set; images follow the
-    numbers in their names. The official test images carry no labels and are not read.
+    Labels number the WordNet ids of wnids.txt in sorted order, as is usual for this set; images follow the numbers in
+    their names. The official test images have no labels and are not read.
     """
     texts = {
         member.rsplit("/", 1)[-1]: data.decode("utf-8", "replace")
@@ -302,7 +299,7 @@ def _number(file: str) -> int:
 
 
 def _common_folder(files: Sequence[str]) -> str:
-    """`wrapper/`, if everything lies under one folder that holds folders itself; else nothing."""
+    """Return `wrapper/` if everything lies under one folder that holds folders itself, else ""."""
     tops = {file.split("/", 1)[0] for file in files}
     wrapped = len(tops) == 1 and all(file.count("/") >= 2 for file in files)
     return f"{tops.pop()}/" if wrapped and not {top.lower() for top in tops} & set(TRAIN_FOLDERS) else ""
@@ -350,7 +347,7 @@ def _pillow() -> ModuleType:
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Pillow's remarks about odd metadata are dropped; its alarm at huge images counts as an error."""
+    """Ignore Pillow's warnings about odd metadata; treat its warning about huge images as an error."""
     pil = _pillow()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -1,4 +1,4 @@
-"""Folders that a stranger may have made: nothing in them is written, emptied, removed or renamed through a link.
+"""Untrusted folders: nothing in them is written, emptied, removed or renamed through a link.
 
 The folder that the user names may be a link, and so may those above it; what lies below it may not.
 """

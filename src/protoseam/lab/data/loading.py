@@ -36,7 +36,7 @@ READERS: dict[str, Reader] = {
 
 @dataclass(frozen=True)
 class Located:
-    """A source found on disk: where it is, and which of the catalogue's forms it has."""
+    """A source on disk: its files, and which of the catalogue's forms it has."""
 
     source: Source
     tree: Tree
@@ -45,15 +45,20 @@ class Located:
 def load(
     name_or_path: str, root: Path | None = None, *, download: bool = False, image_size: int | None = None
 ) -> ArrayDataset:
-    """The data set of that name, or at that path, checked and ready to train on.
+    """Load a data set by name or path, and check that it can be trained on.
 
-    Names: digits (always there), mnist, fashion-mnist, cifar10, cifar100, tinyimagenet; their files are looked
-    for under `root` ($PROTOSEAM_DATA, else ~/.cache/protoseam/data) and downloaded only if `download` is true.
-    A folder <root>/<name>/ of .npy arrays will do as well.
-    Paths: an .npz file, a folder of .npy arrays, a folder or archive (.zip, .tar.gz) of images in class folders,
-    or one in any of the official formats. A name wins over a file of the same name: write ./mnist for that.
-    `image_size`: every image's shorter side is brought to that many pixels, and its centre cropped to a square, so
-    that a folder may hold images of any sizes.
+    Args:
+        name_or_path: digits (always there), mnist, fashion-mnist, cifar10, cifar100 or tinyimagenet; or the path of an
+            .npz file, a folder of .npy arrays, a folder or archive (.zip, .tar.gz) of images in class folders, or one
+            in any of the official formats. A name wins over a file of the same name: write ./mnist for the file.
+        root: where the files of the named sets lie, as published or as a folder <root>/<name>/ of .npy arrays;
+            $PROTOSEAM_DATA by default, else ~/.cache/protoseam/data.
+        download: fetch the files of a named set that are not there.
+        image_size: resize the shorter side of every image to that many pixels and crop the centre to a square, so that
+            a folder may hold images of any sizes.
+
+    Raises:
+        DataError: if the data is missing, damaged, unsafe or not fit to train on.
     """
     root = Path(root).expanduser() if root is not None else catalog.default_root()
     entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
@@ -78,14 +83,23 @@ def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
     )
 
 
+def describe(dataset: ArrayDataset) -> str:
+    """Return the numbers of samples and classes and the sample's shape as one phrase."""
+    shape = "×".join(map(str, dataset.sample_shape))
+    return (
+        f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test samples of {shape}, "
+        f"{dataset.num_classes:,} classes"
+    )
+
+
 def array_folder(entry: Entry, root: Path) -> Path | None:
-    """<root>/<name>/, if it holds the data set as .npy arrays."""
+    """Return <root>/<name>/ if it holds the data set as .npy arrays, else None."""
     folder = root / entry.name
     return folder if (folder / arrays.FOLDER_FILES[0]).is_file() else None
 
 
 def locate(entry: Entry, root: Path) -> Located | None:
-    """The first of the entry's sources whose files are all under the root, as an archive or unpacked."""
+    """Return the first of the entry's sources whose files are all under the root, as an archive or unpacked."""
     for folder in entry.folders:
         base = root / folder
         for source in entry.sources:
@@ -98,6 +112,14 @@ def locate(entry: Entry, root: Path) -> Located | None:
                 if place and (base / place).exists():
                     return Located(source, archives.open_tree(base / place))
     return None
+
+
+def absence(name: str, root: Path | None = None) -> str:
+    """Return why a data set of the catalogue cannot be loaded, with the remedy; "" where its files are there."""
+    entry = catalog.entry(name)
+    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    there = entry.embedded or array_folder(entry, root) or locate(entry, root) or cache.newest(root, name)
+    return "" if there else _missing(entry, root)
 
 
 def fetch(entry: Entry, root: Path, sha256: str | None = None) -> list[Path]:
@@ -175,7 +197,7 @@ def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDa
 
 
 def stamp_of(tree: Tree, kind: str, image_size: int | None = None) -> cache.Stamp:
-    """What the decoded copy of a tree of that format depends on."""
+    """Return what the decoded copy of a tree of that format depends on."""
     stamp = list(tree.stamp())
     if kind == "images":
         stamp.append(("layout", images.LAYOUT_VERSION, ""))
@@ -185,7 +207,7 @@ def stamp_of(tree: Tree, kind: str, image_size: int | None = None) -> cache.Stam
 
 
 def format_of(tree: Tree) -> str:
-    """The format that the names of the files give away; images in class folders if none does."""
+    """Return the format that the names of the files tell; images in class folders if none does."""
     last_names = {name.rsplit("/", 1)[-1] for name in tree.names()}
     if any(map(readers.idx_stem, last_names)):
         return "idx"
@@ -229,17 +251,17 @@ def _missing(entry: Entry, root: Path) -> str:
 
 
 def is_catalogued(given: str) -> bool:
-    """Whether this names a data set of the catalogue; anything else is data of the user's own."""
+    """Return whether this names a data set of the catalogue; anything else is the user's own data."""
     return not looks_like_path(given) and catalog.find(given) is not None
 
 
 def looks_like_path(given: str) -> bool:
-    """Whether this can only be a path, even if a data set of that name exists."""
+    """Return whether this can only be a path, even if a data set of that name exists."""
     return os.sep in given or "/" in given or given.startswith(("~", ".")) or given.endswith(".npz")
 
 
 def path_name(path: Path) -> str:
-    """What a data set read from a path is called: the file's or folder's name, without its suffix."""
+    """Return the name of a data set read from a path: the file's or folder's name without its suffix."""
     name = path.resolve().name
     for suffix in (*sorted(archives.ARCHIVE_SUFFIXES, key=len, reverse=True), ".npz"):
         if name.lower().endswith(suffix):

@@ -1,4 +1,4 @@
-"""Names that come from outside, where they are read and where they are shown.
+"""Checks of names from outside where they are read, and escapes for them where they are shown.
 
 A class name can hold what a terminal, a Markdown file or a figure takes for a command. Names that cannot be printed
 on one line are refused where they are read; what is shown in a language of its own is escaped for that language.
@@ -18,7 +18,7 @@ LONGEST = 200
 
 
 def printable(name: object) -> bool:
-    """Whether this is text of at most 200 characters without control characters, line breaks or hidden marks."""
+    """Return whether this is text of at most 200 characters without control characters or line breaks."""
     return isinstance(name, str) and name.isprintable() and len(name) <= LONGEST
 
 
@@ -33,19 +33,19 @@ def refuse_unprintable(where: str, names: Iterable[object]) -> None:
 
 
 def for_terminal(text: str) -> str:
-    """The text with what is no letter, sign or line break written as an escape: \\x1b."""
+    """Return the text with everything but letters, signs and line breaks as escapes: \\x1b."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text
     )
 
 
 def for_markdown(text: str) -> str:
-    """The text as Markdown shows it: no table cell, link, picture or HTML begins in it."""
+    """Escape the text for Markdown, so that no table cell, link, picture or HTML begins in it."""
     return re.sub(r"([\\`*{}\[\]<>|#!~$])", r"\\\1", " ".join(text.split()))
 
 
 def for_figures(text: str) -> str:
-    """The text as matplotlib shows it: a dollar sign begins no formula."""
+    """Escape the text for matplotlib, so that a dollar sign begins no formula."""
     return text.replace("$", r"\$")
 
 

@@ -1,14 +1,14 @@
 """The pickles inside the official CIFAR archives, read without running anything they ask for.
 
-A pickle is a program. This reader takes three steps, none of which trusts it: its instructions are listed and
-compared with those a CIFAR file needs; the few names it may mention stand for small inert classes of this
-module, so not even numpy's own unpickling code runs; and what comes out is a dict of plain values, of which
-arrays are rebuilt here, after their shape, type and length have been checked against each other.
+A pickle is a program, and this reader does not trust it. It lists the instructions and compares them with those a
+CIFAR file needs. The few names a file may mention stand for small inert classes of this module, so not even numpy's
+own unpickling code runs. Arrays are rebuilt here, after their shape, type and length have been checked.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import pickletools
 from typing import Any
@@ -47,7 +47,7 @@ class _Dtype:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        pass  # byte order and field layout: of no interest for the single bytes we accept
+        pass  # byte order and field layout do not matter for single bytes
 
 
 class _Encode:
@@ -84,7 +84,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def read_cifar_pickle(data: bytes, where: str) -> dict[str, Any]:
-    """The pickled dict, its keys as text; `data` arrays as uint8, everything else as plain values."""
+    """Return the pickled dict with keys as text, `data` arrays as uint8 and everything else as plain values."""
     try:
         if len(data) > MAX_BYTES:
             raise DataError(f"it has {len(data):,} bytes, more than the {MAX_BYTES:,} such a file may have")
@@ -104,7 +104,7 @@ def read_cifar_pickle(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _inspect(data: bytes) -> None:
-    """Lists the instructions without following them, and refuses those a CIFAR file has no use for."""
+    """List the instructions without following them, and refuse those that no CIFAR file needs."""
     for count, (instruction, argument, _) in enumerate(pickletools.genops(data)):
         if count > _MAX_INSTRUCTIONS:
             raise DataError(f"the pickle has more than {_MAX_INSTRUCTIONS:,} instructions")
@@ -112,7 +112,7 @@ def _inspect(data: bytes) -> None:
             raise DataError(f"the pickle uses the instruction {instruction.name}")
         if (
             instruction.name == "GLOBAL"
-        ):  # "module name": known here already, so refused before anything moves
+        ):  # its argument is "module name", so it is refused before it is followed
             module, _, name = str(argument).partition(" ")
             if (module, name) not in _STAND_INS:
                 raise DataError(f"the pickle asks for {module}.{name}")
@@ -151,11 +151,7 @@ def _rebuild(state: object) -> NDArray[np.uint8]:
         raw = raw.encode("latin-1")
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
         raise DataError(f"an array in it has the shape {shape!r}")
-    size = 1
-    for side in shape:
-        size *= side
-    if len(shape) != 2 or not isinstance(raw, bytes) or len(raw) != size:
-        raise DataError(
-            f"an array of shape {shape} in it has {len(raw) if isinstance(raw, bytes) else 0} bytes"
-        )
+    held = len(raw) if isinstance(raw, bytes) else -1
+    if len(shape) != 2 or held != math.prod(shape):
+        raise DataError(f"an array of shape {shape} in it has {max(held, 0)} bytes")
     return np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if by_column else "C")

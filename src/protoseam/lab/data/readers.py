@@ -1,4 +1,4 @@
-"""The official file formats: idx (MNIST and its kin), and CIFAR's binary and python forms.
+"""The official file formats: idx (MNIST and sets like it), and CIFAR's binary and python forms.
 
 Every reader takes a tree of files, which may be a folder or an archive, and returns an `ArrayDataset`. The
 small functions underneath take bytes; given any bytes at all, they return arrays or raise `DataError`.
@@ -6,6 +6,7 @@ small functions underneath take bytes; given any bytes at all, they return array
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ _IDX_NAMES = {
 
 
 def parse_idx(data: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
-    """An idx array of unsigned bytes: two zero bytes, a type, the number of sides, the sides, the values."""
+    """Parse an idx array of unsigned bytes: two zero bytes, a type, the number of sides, the sides, the values."""
     start = 4 + 4 * dimensions
     if len(data) < start or data[:2] != b"\0\0":
         raise DataError(f"{where} is not an idx file (it starts with {data[:4].hex(' ') or 'nothing'})")
@@ -43,9 +44,7 @@ def parse_idx(data: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
             f"{dimensions} are needed; are images and labels swapped?"
         )
     shape = tuple(int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
-    size = 1
-    for side in shape:
-        size *= side
+    size = math.prod(shape)
     if len(data) - start != size:
         raise DataError(
             f"{where} should hold {size:,} values for its shape {shape}, but holds {len(data) - start:,}; it is "
@@ -55,7 +54,7 @@ def parse_idx(data: bytes, where: str, dimensions: int) -> NDArray[np.uint8]:
 
 
 def parse_cifar_binary(data: bytes, where: str, label_bytes: int) -> Arrays:
-    """Records of a label (CIFAR-100: coarse, then fine) and 3 planes of 32×32 pixels."""
+    """Parse records of a label (CIFAR-100: coarse, then fine) and 3 planes of 32×32 pixels."""
     record = label_bytes + _PIXELS
     if not data or len(data) % record:
         raise DataError(
@@ -67,7 +66,7 @@ def parse_cifar_binary(data: bytes, where: str, label_bytes: int) -> Arrays:
 
 
 def parse_cifar_python(data: bytes, where: str, label_key: str) -> Arrays:
-    """One pickled batch: `data` (n × 3072) and a list of labels."""
+    """Parse one pickled batch: `data` (n × 3072) and a list of labels."""
     batch = read_cifar_pickle(data, where)
     pixels, labels = batch.get("data"), batch.get(label_key)
     if not isinstance(pixels, np.ndarray) or pixels.shape[1] != _PIXELS or len(pixels) == 0:
@@ -78,7 +77,7 @@ def parse_cifar_python(data: bytes, where: str, label_key: str) -> Arrays:
 
 
 def idx_stem(file: str) -> str | None:
-    """Which of the four idx files this is, by its last name: `train-images`, …; None if it is none of them."""
+    """Return which of the four idx files this is by its last name (`train-images`, …), or None."""
     return _IDX_NAMES.get(file.rsplit("/", 1)[-1])
 
 
@@ -88,7 +87,7 @@ def missing_idx_files(tree: Tree) -> list[str]:
 
 
 def read_idx(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    """The four files of MNIST and its kin, compressed or not, with `-idx3-` or `.idx3-` in their names."""
+    """Read the four files of MNIST or a set like it, compressed or not, with `-idx3-` or `.idx3-` in their names."""
     files: dict[str, bytes] = {}
     for member, data in tree.read(only(_IDX_NAMES)):
         if (stem := idx_stem(member)) and stem not in files:  # plain and .gz side by side: the first will do
@@ -99,67 +98,60 @@ def read_idx(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset
     ]
     train_images, train_labels, test_images, test_labels = arrays
     highest = max((int(labels.max()) for labels in (train_labels, test_labels) if labels.size), default=0)
-    return ArrayDataset(
-        name,
-        train_images[..., None],
-        train_labels.astype(np.int64),
-        test_images[..., None],
-        test_labels.astype(np.int64),
-        tuple(classes) or tuple(str(label) for label in range(highest + 1)),
-    )
+    train = train_images[..., None], train_labels.astype(np.int64)
+    test = test_images[..., None], test_labels.astype(np.int64)
+    return ArrayDataset(name, *train, *test, tuple(classes) or _numbers(highest + 1))
+
+
+def _read_cifar(
+    tree: Tree, name: str, classes: Sequence[str], train: list[str], test: str, names: str, **form: Any
+) -> ArrayDataset:
+    """CIFAR from its training files, its test file and, where it is there, the file of class names.
+
+    ``form`` is ``label_bytes`` of binary records, or ``labels`` and ``label_names``, the keys of pickled dicts.
+    """
+    files = _collect(tree, [*train, test], [names])
+    where = {file: f"{tree.path}: {file}" for file in files}
+    if "label_bytes" in form:
+        parts = [parse_cifar_binary(files[file], where[file], form["label_bytes"]) for file in (*train, test)]
+        classes = _text_names(files.get(names, b"")) or classes
+    else:
+        parts = [parse_cifar_python(files[file], where[file], form["labels"]) for file in (*train, test)]
+        if names in files:
+            classes = _pickled_names(files[names], where[names], form["label_names"]) or classes
+    return _joined(name, parts[:-1], parts[-1], classes)
 
 
 def read_cifar10_python(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
     train = [f"data_batch_{i}" for i in range(1, 6)]
-    files = _collect(tree, [*train, "test_batch"], ["batches.meta"])
-    if "batches.meta" in files:
-        classes = (
-            _pickled_names(files["batches.meta"], f"{tree.path}: batches.meta", "label_names") or classes
-        )
-    parts = {
-        part: parse_cifar_python(files[part], f"{tree.path}: {part}", "labels")
-        for part in (*train, "test_batch")
-    }
-    return _joined(name, [parts[part] for part in train], parts["test_batch"], classes, 10)
+    keys = {"labels": "labels", "label_names": "label_names"}
+    return _read_cifar(tree, name, classes or _numbers(10), train, "test_batch", "batches.meta", **keys)
 
 
 def read_cifar10_binary(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    train = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    files = _collect(tree, [*train, "test_batch.bin"], ["batches.meta.txt"])
-    parts = {
-        part: parse_cifar_binary(files[part], f"{tree.path}: {part}", label_bytes=1)
-        for part in (*train, "test_batch.bin")
-    }
-    classes = _text_names(files.get("batches.meta.txt", b"")) or classes
-    return _joined(name, [parts[part] for part in train], parts["test_batch.bin"], classes, 10)
+    train, test, names = [f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin", "batches.meta.txt"
+    return _read_cifar(tree, name, classes or _numbers(10), train, test, names, label_bytes=1)
 
 
 def read_cifar100_python(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    files = _collect(tree, ["train", "test"], ["meta"])
-    if "meta" in files:
-        classes = _pickled_names(files["meta"], f"{tree.path}: meta", "fine_label_names") or classes
-    train, test = (
-        parse_cifar_python(files[part], f"{tree.path}: {part}", "fine_labels") for part in ("train", "test")
-    )
-    return _joined(name, [train], test, classes, 100)
+    keys = {"labels": "fine_labels", "label_names": "fine_label_names"}
+    return _read_cifar(tree, name, classes or _numbers(100), ["train"], "test", "meta", **keys)
 
 
 def read_cifar100_binary(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    files = _collect(tree, ["train.bin", "test.bin"], ["fine_label_names.txt"])
-    train, test = (
-        parse_cifar_binary(files[part], f"{tree.path}: {part}", label_bytes=2)
-        for part in ("train.bin", "test.bin")
-    )
-    classes = _text_names(files.get("fine_label_names.txt", b"")) or classes
-    return _joined(name, [train], test, classes, 100)
+    names = "fine_label_names.txt"
+    return _read_cifar(tree, name, classes or _numbers(100), ["train.bin"], "test.bin", names, label_bytes=2)
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(str(label) for label in range(count))
 
 
 def _planes_to_images(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    images = rows.reshape(-1, _CHANNELS, _SIDE, _SIDE).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images)
+    return np.ascontiguousarray(rows.reshape(-1, _CHANNELS, _SIDE, _SIDE).transpose(0, 2, 3, 1))
 
 
-def _joined(name: str, train: list[Arrays], test: Arrays, classes: Sequence[str], count: int) -> ArrayDataset:
+def _joined(name: str, train: list[Arrays], test: Arrays, classes: Sequence[str]) -> ArrayDataset:
     for images, labels in (*train, test):
         if len(images) != len(labels):
             raise DataError(
@@ -170,12 +162,12 @@ def _joined(name: str, train: list[Arrays], test: Arrays, classes: Sequence[str]
         np.concatenate([images for images, _ in train]),
         np.concatenate([labels for _, labels in train]),
         *test,
-        tuple(classes) or tuple(str(label) for label in range(count)),
+        tuple(classes),
     )
 
 
 def _collect(tree: Tree, needed: list[str], optional: list[str]) -> dict[str, bytes]:
-    """The named files by their last name, whatever folder they lie in."""
+    """Return the named files by their last name, from any folder."""
     files: dict[str, bytes] = {}
     for member, data in tree.read(only([*needed, *optional])):
         last = member.rsplit("/", 1)[-1]

@@ -19,16 +19,23 @@ def stratified_split(
     fraction: float = 0.1,
     seed: int = 0,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row numbers of the training part and of the held-out part, both ascending.
+    """Return the row numbers of the training part and of the held-out part, both ascending.
 
-    A class of n rows gives round-half-up(fraction · n) of them, but always keeps one for training; a class
-    with one row is therefore never held out.
+    A class of n rows gives round-half-up(fraction · n) of them, but always keeps one for training. So a class with one
+    row is never held out.
 
-    Reproducible by construction: class c draws n 64-bit words from PCG64(SeedSequence([seed, c])), one for
-    each of its rows in order, and gives away the rows with the smallest words. Only numpy's raw bit stream
-    is used, which numpy promises never to change (the streams of `Generator.permutation` and its like carry
-    no such promise), so neither the platform nor the numpy version matters. A class's share depends on the
-    seed, its label and its own rows alone: adding or removing another class leaves it as it was.
+    Class c draws n 64-bit words from PCG64(SeedSequence([seed, c])), one for each of its rows in order, and gives away
+    the rows with the smallest words. numpy promises never to change that raw bit stream (it makes no such promise for
+    `Generator.permutation`), so neither the platform nor the numpy version matters. A class's share depends on the
+    seed, its label and its own rows alone: adding or removing another class does not change it.
+
+    Args:
+        labels: one whole number from 0 per row.
+        fraction: the share to hold out; 0.1 by default, chosen here because the paper states none.
+        seed: of the draw.
+
+    Raises:
+        DataError: if an argument is out of range or the labels are not whole numbers from 0.
     """
     if not 0 <= fraction < 1:
         raise DataError(f"fraction must be at least 0 and below 1, not {fraction}: it is the share held out")
@@ -58,7 +65,7 @@ def channel_statistics(
     images: NDArray[Any],
     indices: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and population standard deviation of each channel (or feature) over the given rows.
+    """Return mean and population standard deviation of each channel (or feature) over the given rows.
 
     Pass the training rows only: statistics that saw the validation rows leak them. uint8 images are measured
     on the 0…1 scale, floats as they are. A constant channel has standard deviation 0.
@@ -74,7 +81,7 @@ def channel_statistics(
 
 
 def _chunks(images: NDArray[Any], rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The selected rows, each laid flat, a few at a time: the images may be a file larger than memory."""
+    """Yield the selected rows as flat vectors, a few at a time: the images may be a file larger than memory."""
     step = max(1, _CHUNK_BYTES // max(1, images[:1].nbytes))
     for start in range(0, len(rows), step):
         yield np.asarray(images[rows[start : start + step]]).reshape(-1, images[:1].size)

@@ -1,4 +1,4 @@
-"""Bounded reading of files from strangers: forwards only, in small bites, and never past the limits."""
+"""Bounded reading of untrusted files: forwards only, in small chunks, and never past the limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """What an archive may unpack to. tiny-imagenet-200.zip, the largest known: 120,609 members, 260 MB."""
+    """Limits of what an archive may unpack to. tiny-imagenet-200.zip has 120,609 members and 260 MB."""
 
     members: int = 500_000
     member_bytes: int = 2**30
@@ -40,16 +40,16 @@ DEFAULT_LIMITS = Limits()
 
 
 def inflate(data: bytes, where: str, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """The data, decompressed if it is compressed, within the limits."""
+    """Return the data, decompressed if it is compressed, within the limits."""
     with damage_as_data_error(where, "compressed file"), decompressed(io.BytesIO(data)) as plain:
         return ForwardReader(plain, where, len(data), limits).read_all()
 
 
 class ForwardReader(io.RawIOBase):
-    """What tarfile reads through: forwards only, in bounded bites, and no further than the limits.
+    """The stream that tarfile reads: forwards only, in bounded chunks, and no further than the limits.
 
-    Two things would otherwise be open to abuse: a header that declares a gigabyte-long name is read in one
-    call, and every step back makes a gzip stream start over from its beginning.
+    Otherwise tarfile would read a header's gigabyte-long name in one call, and every step back would make a gzip
+    stream start over from its beginning.
     """
 
     def __init__(self, plain: IO[bytes], where: str, packed: int, limits: Limits) -> None:
@@ -100,7 +100,7 @@ class ForwardReader(io.RawIOBase):
 
 
 def decompressed(packed: IO[bytes]) -> IO[bytes]:
-    """The stream, decompressed as its first bytes demand, whatever its file is called."""
+    """Return the stream, decompressed as its first bytes demand; the file's name does not matter."""
     magic = packed.read(6)
     packed.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -114,7 +114,7 @@ def decompressed(packed: IO[bytes]) -> IO[bytes]:
 
 @contextmanager
 def damage_as_data_error(where: Path | str, what: str) -> Iterator[None]:
-    """Whatever a parser throws at damaged bytes becomes a `DataError` that names the file."""
+    """Turn whatever a parser raises on damaged bytes into a `DataError` that names the file."""
     if isinstance(where, Path) and not where.is_file():
         raise DataError(f"{where} does not exist, or is not a file")
     try:

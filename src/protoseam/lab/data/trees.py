@@ -1,4 +1,4 @@
-"""Files by relative name, wherever they are stored: the face that folders and archives share."""
+"""Files by relative name: the interface that folders and archives share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Tree(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Every file's name, hidden files and macOS leftovers aside."""
+        """Return every file's name except hidden files and macOS leftovers."""
 
     @abstractmethod
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-        """The wanted files, in whatever order they are stored."""
+        """Yield the wanted files in the order in which they are stored."""
 
     def stamp(self) -> list[tuple[str, int, str]]:
-        """(name, bytes, marks) of what is on disk: if none changes, the content is taken as unchanged.
+        """Return (name, bytes, marks) of what is on disk: if none changes, the content counts as unchanged.
 
         The last entry is the absolute path. The marks are the times of the last change of the content and of the
         file's entry, which no program can set, and a digest of the content of up to 256 files, evenly spaced.
@@ -47,7 +47,7 @@ class Tree(ABC):
 
 
 class FolderTree(Tree):
-    """A folder of the user's own. Links are followed, as data is often linked in, but never in a circle."""
+    """A folder of the user. Links are followed, because data is often linked in, but never in a circle."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -59,7 +59,7 @@ class FolderTree(Tree):
         return list(self._files)
 
     def folders(self) -> list[str]:
-        """Relative names of all sub-folders, empty ones too: an empty class folder is worth a message."""
+        """Return the relative names of all sub-folders, empty ones too, which a message can then name."""
         return self._folders
 
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -96,7 +96,7 @@ class FolderTree(Tree):
 
 
 def _digest_of_ends(path: Path, size: int) -> str:
-    """SHA-256 of the first and the last 32 KiB."""
+    """Return the SHA-256 of the first and the last 32 KiB."""
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256(file.read(_ENDS))
@@ -108,12 +108,12 @@ def _digest_of_ends(path: Path, size: int) -> str:
 
 
 def ignored(name: str) -> bool:
-    """Hidden files and what macOS and Windows leave behind."""
+    """Return whether this is a hidden file, or one that macOS or Windows leaves behind."""
     last = name.rsplit("/", 1)[-1]
     return last.startswith(".") or name.startswith("__MACOSX") or last in ("Thumbs.db", "desktop.ini")
 
 
 def only(names: Iterable[str]) -> Callable[[str], bool]:
-    """A `wanted` that takes the files with one of these last names, in whatever folder."""
+    """Return a `wanted` for the files with one of these last names, in any folder."""
     last_names = frozenset(names)
     return lambda name: name.rsplit("/", 1)[-1] in last_names

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from protoseam.lab.data import archives, cache, catalog
 from protoseam.lab.data.dataset import ArrayDataset
-from protoseam.lab.data.loading import format_of, load, locate, looks_like_path, path_name, stamp_of
+from protoseam.lab.data.loading import describe, format_of, load, locate, looks_like_path, path_name, stamp_of
 from protoseam.lab.data.trees import Tree
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. A damaged decoded copy is mended on the spot; a bad source file cannot be."""
+    """One result of a check. A damaged decoded copy is rebuilt at once; a damaged source file cannot be."""
 
     what: str
     ok: bool
@@ -31,7 +31,11 @@ class Verification:
 
 
 def verify(name_or_path: str, root: Path | None = None) -> Verification:
-    """Raises `DataError` if the data set cannot be loaded at all."""
+    """Check a data set's source files and decoded copy, and load it.
+
+    Raises:
+        DataError: if it cannot be loaded at all.
+    """
     root = Path(root).expanduser() if root is not None else catalog.default_root()
     path = Path(name_or_path).expanduser()
     entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
@@ -61,15 +65,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
         else:
             findings.append(Finding(str(folder), False, f"{damage}, and its source is gone: get it again"))
     dataset = load(name_or_path, root)
-    shape = "×".join(map(str, dataset.sample_shape))
-    findings.append(
-        Finding(
-            dataset.name,
-            True,
-            f"loads: {len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test samples of "
-            f"{shape}, {dataset.num_classes:,} classes",
-        )
-    )
+    findings.append(Finding(dataset.name, True, f"loads: {describe(dataset)}"))
     return Verification(dataset, tuple(findings))
 
 

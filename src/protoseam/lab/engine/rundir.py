@@ -48,7 +48,7 @@ _MOST_CONFIG = 2**16
 _MOST_METRICS = 256 * 2**20
 _WRITTEN = {
     "config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors",
-    "latents.safetensors", "seam.safetensors", "report.html",
+    "latents.safetensors", "seam.safetensors", "report.html", "cost.json",
 }  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from protoseam.lab.data.names import printable
 from protoseam.lab.engine.files import StorageError
 
 __all__ = [
-    "ABOUT", "BOUND", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "check", "check_data",
-    "check_state", "check_tensors", "problem",
+    "ABOUT", "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW",
+    "check", "check_data", "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
 _LARGEST = 1e300  # larger whole numbers of Python cannot be floats
@@ -156,13 +156,17 @@ _FACT = Kind(
     "a word, a number or null", lambda v: v is None or PATH.fits(v) or ANY_NUMBER.fits(v) or type(v) is bool
 )
 ENVIRONMENT: Schema = {"resumed": optional(listed(table(_FACT)))}
+# cost.json: the run's share of the time and, where the device's power could be read, of its energy.
+COST: Schema = {"seconds": SECONDS, "joules": optional(number(0)), "metered_seconds": optional(SECONDS)}
 ROW: Schema = {
     **_RESULTS,
     "test_accuracy": SHARE,
     "metrics": listed(record(METRICS), 1),
     "environment": optional(ANYTHING),
     "name": optional(NAME),
+    "cost": optional(record(COST)),
 }
+UNTESTED_ROW: Schema = {**ROW, "test_accuracy": Kind("null", lambda v: v is None)}  # of a search
 TOY: Schema = {
     "samples": whole(1),
     "seeds": whole(1),

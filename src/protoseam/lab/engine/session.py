@@ -22,6 +22,7 @@ from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.answers import quantiles
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
+from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.epoch import train_epoch
@@ -116,7 +117,8 @@ def train(
         session = Session(config, directory, processes, goes_on=goes_on, test=test)
         told = logger if session.writes else None
         session.report = stack.enter_context(reporting(told, out, to_dict(config)))
-        summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
+        with metered(out if session.writes else None, device):
+            summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
         session.report({"test_accuracy": summary["test_accuracy"]}, config.epochs)
         return summary
 

@@ -7,6 +7,7 @@ lacks is absent here too: an empty ``by_seed``, an interval that is None. Nothin
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from protoseam.lab.experiments.recipes import network
 from protoseam.lab.experiments.study import Planned
 
 __all__ = [
-    "PAIRS", "Band", "Cell", "Difference", "Point", "Wavering", "cells", "counted", "curves", "differences",
+    "PAIRS", "Band", "Cell", "Point", "cells", "counted", "curves", "differences",
     "published_curve", "refused", "stray", "sweep", "wavering",
 ]  # fmt: skip
 
@@ -34,7 +35,7 @@ _ASIDE = (*BESIDE, "epochs", "eval_every", "keep_embeddings", "compile", "graph"
 
 
 def refused(config: RunConfig, row: dict[str, Any]) -> str:
-    """Why a file does not count as the run its name says; nothing if it does.
+    """Return why a file does not count as the run its name says, or "" if it does.
 
     On the paper's data sets only its 200 epochs count; everything that decides the numbers must be the plan's.
     """
@@ -54,13 +55,17 @@ def refused(config: RunConfig, row: dict[str, Any]) -> str:
 
 
 def counted(plan: Sequence[Planned], runs: Runs) -> Runs:
-    """The plan's runs that are there and count."""
+    """Return the plan's runs that are there and count."""
     return {name: runs[name] for name, config in plan if name in runs and not refused(config, runs[name])}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of tab:main: a data set, a network and a variant over its seeds, in percent."""
+    """A number of one data set, network and variant at each seed, beside the paper's mean.
+
+    It is an accuracy in percent, or in points a difference between two variants ("protoseam − baseline") or a
+    deviation.
+    """
 
     data: str
     model: str
@@ -74,44 +79,13 @@ class Cell:
 
     @property
     def spread(self) -> float | None:
+        """Largest minus smallest, from two seeds on."""
         values = self.by_seed.values()
         return max(values) - min(values) if len(values) > 1 else None
 
-
-def cells(runs: Runs, scope: Scope) -> list[Cell]:
-    """tab:main."""
-    found = []
-    for data in scope.datasets:
-        for model in scope.models:
-            for variant in scope.variants:
-                by_seed = _by_seed(runs, {s: f"{data}-{model}-{variant}-{s}" for s in scope.seeds})
-                published = paper.TABLE_1.get((data, network(model), variant))
-                mean = None if published is None else statistics.fmean(published)
-                found.append(Cell(data, model, variant, by_seed, mean))
-    return found
-
-
-def _by_seed(runs: Runs, names: dict[int, str]) -> dict[int, float]:
-    return {seed: 100 * runs[name]["test_accuracy"] for seed, name in names.items() if name in runs}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One variant minus another on the same data set, network and seeds, in points."""
-
-    data: str
-    model: str
-    variants: tuple[str, str]
-    by_seed: dict[int, float]
-    published: float | None
-
-    @property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
-
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the mean, Student's t over the seeds; None with fewer than two."""
+        """95 % confidence interval of the mean, Student's t over the seeds, from two seeds on."""
         values = list(self.by_seed.values())
         if len(values) < 2:
             return None
@@ -122,8 +96,28 @@ class Difference:
         return mean - reach, mean + reach
 
 
-def differences(table: Sequence[Cell]) -> list[Difference]:
-    """Paired over seeds: a seed counts where both variants have it."""
+def _each(scope: Scope) -> Iterator[tuple[str, str, str, dict[int, str]]]:
+    """Data set, network, variant and the names of its runs by seed, as Table 1 orders them."""
+    for data, model, variant in itertools.product(scope.datasets, scope.models, scope.variants):
+        yield data, model, variant, {seed: f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds}
+
+
+def cells(runs: Runs, scope: Scope) -> list[Cell]:
+    """Return tab:main."""
+    found = []
+    for data, model, variant, names in _each(scope):
+        stated = paper.TABLE_1.get((data, network(model), variant))
+        mean = None if stated is None else statistics.fmean(stated)
+        found.append(Cell(data, model, variant, _by_seed(runs, names), mean))
+    return found
+
+
+def _by_seed(runs: Runs, names: dict[int, str]) -> dict[int, float]:
+    return {seed: 100 * runs[name]["test_accuracy"] for seed, name in names.items() if name in runs}
+
+
+def differences(table: Sequence[Cell]) -> list[Cell]:
+    """Return the differences between variants, paired over the seeds that both have."""
     by_key = {(cell.data, cell.model, cell.variant): cell for cell in table}
     found = []
     for data, model in dict.fromkeys((cell.data, cell.model) for cell in table):
@@ -132,9 +126,9 @@ def differences(table: Sequence[Cell]) -> list[Difference]:
             if one is None or other is None:
                 continue  # a variant that was not asked for
             by_seed = {s: v - other.by_seed[s] for s, v in one.by_seed.items() if s in other.by_seed}
-            stated = one.published, other.published
-            published = None if stated[0] is None or stated[1] is None else stated[0] - stated[1]
-            found.append(Difference(data, model, pair, by_seed, published))
+            known = one.published is not None and other.published is not None
+            published = (one.published or 0.0) - (other.published or 0.0) if known else None
+            found.append(Cell(data, model, " − ".join(pair), by_seed, published))
     return found
 
 
@@ -154,7 +148,7 @@ class Point:
 
 
 def sweep(runs: Runs, scope: Scope, setting: str) -> list[Point]:
-    """fig:penalty-sweep, for ``setting`` rho_max or dim."""
+    """Return fig:penalty-sweep, for ``setting`` rho_max or dim."""
     values, published = {
         "rho_max": (scope.rhos, paper.SWEEP_RHO),
         "dim": (scope.dims, paper.SWEEP_K),
@@ -184,62 +178,41 @@ class Band:
 
 
 def curves(runs: Runs, scope: Scope) -> list[Band]:
-    """fig:tin-vit-training-curves, for every data set and network that has runs."""
+    """Return fig:tin-vit-training-curves, for every data set and network that has runs."""
     bands = []
-    for data in scope.datasets:
-        for model in scope.models:
-            for variant in scope.variants:
-                names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
-                metrics = [runs[name]["metrics"] for name in names if name in runs]
-                for quantity, series in _series(metrics):
-                    epochs = sorted(set.intersection(*(set(one) for one in series)))
-                    columns = [[one[epoch] for one in series] for epoch in epochs]
-                    mean, low, high = ([f(c) for c in columns] for f in (statistics.fmean, min, max))
-                    bands.append(Band(data, model, variant, quantity, epochs, mean, low, high, len(metrics)))
+    for data, model, variant, names in _each(scope):
+        metrics = [runs[name]["metrics"] for name in names.values() if name in runs]
+        for quantity, series in _series(metrics):
+            epochs = sorted(set.intersection(*(set(one) for one in series)))
+            columns = [[one[epoch] for one in series] for epoch in epochs]
+            mean, low, high = ([f(c) for c in columns] for f in (statistics.fmean, min, max))
+            bands.append(Band(data, model, variant, quantity, epochs, mean, low, high, len(metrics)))
     return bands
 
 
 def published_curve(data: str, model: str, variant: str) -> dict[int, float]:
-    """The paper's mean validation accuracy by epoch, where it prints one."""
+    """Return the paper's mean validation accuracy by epoch, where it prints one."""
     return {5 * i: v for i, v in enumerate(paper.CURVES.get((data, network(model), variant), ()), start=1)}
 
 
-@dataclass(frozen=True)
-class Wavering:
-    """How unsteady the validation accuracy of one seed is in mid-training, in points: a trace of the network."""
-
-    data: str
-    model: str
-    variant: str
-    by_seed: dict[int, float]
-    published: float | None
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.by_seed.values())
-
-
-def wavering(runs: Runs, scope: Scope) -> list[Wavering]:
+def wavering(runs: Runs, scope: Scope) -> list[Cell]:
+    """Return how unsteady the validation accuracy of one seed is in mid-training: a trace of the network."""
     found = []
-    for data in scope.datasets:
-        for model in scope.models:
-            for variant in scope.variants:
-                by_seed = {}
-                for seed in scope.seeds:
-                    run = runs.get(f"{data}-{model}-{variant}-{seed}")
-                    strays = None if run is None else stray(_accuracy(run["metrics"]))
-                    if strays is not None:
-                        by_seed[seed] = strays
-                printed = stray(published_curve(data, model, variant))
-                # errors of a mean over the seeds are smaller by the root of their number
-                one_seed = None if printed is None else printed * math.sqrt(len(paper.SEEDS))
-                if by_seed:
-                    found.append(Wavering(data, model, variant, by_seed, one_seed))
+    for data, model, variant, names in _each(scope):
+        strays = {
+            seed: stray(_accuracy(runs[name]["metrics"])) for seed, name in names.items() if name in runs
+        }
+        by_seed = {seed: value for seed, value in strays.items() if value is not None}
+        printed = stray(published_curve(data, model, variant))
+        # errors of a mean over the seeds are smaller by the root of their number
+        one_seed = None if printed is None else printed * math.sqrt(len(paper.SEEDS))
+        if by_seed:
+            found.append(Cell(data, model, variant, by_seed, one_seed))
     return found
 
 
 def stray(curve: dict[int, float]) -> float | None:
-    """Deviation of a curve from the mean of its values five epochs before and after, over epochs 15 to 100.
+    """Return the deviation of a curve from the mean of its values five epochs before and after, over epochs 15 to 100.
 
     Independent errors of deviation s make differences of deviation s·√1.5; the factor is taken out.
     """
@@ -256,7 +229,7 @@ def _accuracy(rows: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def _series(metrics: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[dict[int, float]]]]:
-    """Each quantity as one {epoch: value} a seed."""
+    """Each quantity as one {epoch: value} per seed."""
     if not metrics or not all(metrics):
         return
     yield "validation accuracy", [_accuracy(rows) for rows in metrics]

@@ -5,12 +5,13 @@ Each takes the dict of :func:`protoseam.lab.experiments.audit.audit_run`. Needs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protoseam.lab.data.names import for_figures
-from protoseam.lab.experiments.saving import save_figures
+from protoseam.lab.experiments.drawing import new_figure, save_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,119 +25,100 @@ _TERMS = {  # in the order they are stacked
     "non_gaussianity": ("non-Gaussianity", "#e0a458"),
 }
 _SAMPLED, _RISK, _INK = "#8a8a8a", "#c4501b", "#333333"
+_LOSSES = {
+    "risk": ("risk $R$", _RISK),
+    "sampled_loss": ("sampled loss", _SAMPLED),
+    "smoothing_gap": ("smoothing gap, measured", "#1b6ca8"),
+    "curvature": ("its second-order form", "#7fb8d6"),
+}
+_COLLAPSE = {
+    "nc1_ratio": ("NC1 (tr $\\Sigma_W$ / tr $\\Sigma_B$)", "#1b6ca8"),
+    "nc2_angle": ("NC2 (angles)", "#7fb8d6"),
+    "nc3": ("NC3 (head and means)", "#e0a458"),
+    "nc4": ("NC4 (nearest mean)", _RISK),
+}
 _NAMED = 20  # classes with a label
 
 
-def _figure(width: float, height: float, panels: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """Panels side by side with the given widths, outside pyplot: no global state, no window."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "the audit's figures need matplotlib: pip install -e '.[report]' in the clone; tables and audit.json do not"
-        ) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, len(panels), width_ratios=panels, squeeze=False)[0]
+def _panels(
+    report: dict[str, Any], width: float, height: float, panels: Sequence[float]
+) -> tuple[Figure, list[Axes]]:
+    figure, axes = new_figure(width, height, panels)
+    data = f"epoch {report['epoch']}, {report['split']} data ({report['samples']:,} samples)"
+    figure.suptitle(f"{for_figures(report['run'])}, {data}", fontsize=10, color=_INK)
     for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
         one.tick_params(colors=_INK, labelsize=9)
-    return figure, list(axes)
-
-
-def _title(report: dict[str, Any]) -> str:
-    run = for_figures(report["run"])
-    return f"{run}, epoch {report['epoch']}, {report['split']} data ({report['samples']:,} samples)"
+    return figure, axes
 
 
 def waterfall_figure(report: dict[str, Any]) -> Figure:
-    """Left: what was measured. Right: from L_sample up to the bound, term by term, on the same quantity."""
+    """Draw what was measured and, on the same quantity, the way from L_sample up to the bound, term by term."""
     total = report["totals"]["balanced"]
-    bounds = {b["name"]: b for b in total["bounds"]}
-    main = bounds["decomposition"]
-    figure, (left, right) = _figure(10.5, 4.4, (1, 2.3))
-    figure.suptitle(_title(report), fontsize=10, color=_INK)
-
-    point = report["smoothing"]["point_loss"]
+    figure, (left, right) = _panels(report, 10.5, 4.4, (1, 2.3))
     measured = [
-        ("$\\ell(s)$\nat the\nprototypes", point, "#c9c9c9"),
+        ("$\\ell(s)$\nat the\nprototypes", report["smoothing"]["point_loss"], "#c9c9c9"),
         ("$L_{sample}$\nsampled\nloss", total["sampled_loss"], _SAMPLED),
+        ("$R$\ndeployed\nrisk", total["risk"], _RISK),
     ]
-    measured.append(("$R$\ndeployed\nrisk", total["risk"], _RISK))
     for i, (_, value, color) in enumerate(measured):
         left.bar(i, value, color=color, width=0.62)
-        left.annotate(f"{value:.3g}", (i, value), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+        _above(left, f"{value:.3g}", i, value)
     left.errorbar(1, total["sampled_loss"], yerr=4 * total["sampled_error"], color=_INK, capsize=3, lw=1)
     left.set_xticks(range(len(measured)), [name for name, _, _ in measured], fontsize=9)
     left.set_title("Measured", loc="left", fontsize=10)
     left.set_ylabel("cross-entropy, mean over classes")
     left.margins(y=0.12)
-
-    steps = [("$L_{sample}$", total["sampled_loss"], _SAMPLED)]
-    steps += [
-        (name.replace(" ", "\n").replace("-G", "-\nG"), main["terms"][key], color)
-        for key, (name, color) in _TERMS.items()
-    ]
-    low, top = 0.0, main["bound"]
-    for i, (_, height, color) in enumerate(steps):
-        right.bar(i, height, bottom=low, color=color, width=0.62)
-        share = "" if i == 0 else f"\n{100 * height / main['gap']:.0f} %"
-        right.annotate(
-            f"{'+' if i else ''}{height:.3g}{share}",
-            (i, low + height),
-            (0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
-        low += height
-        right.plot([i + 0.31, i + 0.69], [low, low], color=_INK, lw=0.7)
-    right.bar(len(steps), top, color="none", edgecolor=_INK, lw=1.2, width=0.62)
-    right.annotate(
-        f"{top:.3g}\n{main['bound_over_risk']:.0f} × R" if main["bound_over_risk"] else f"{top:.3g}",
-        (len(steps), top),
-        (0, 3),
-        textcoords="offset points",
-        ha="center",
-        fontsize=9,
-    )
-    # the same statement by two other routes; the first is never the larger
-    for key, name, side in (("transport", "direct transport", "top"), ("coupling", "coupling", "bottom")):
-        value = bounds[key]["bound"]
-        right.plot([len(steps) - 0.31, len(steps) + 0.31], [value, value], color=_INK, lw=0.9, ls=":")
-        right.annotate(
-            f"{name} {value:.3g}",
-            (len(steps) + 0.33, value),
-            (2, 0),
-            textcoords="offset points",
-            va=side,
-            fontsize=8,
-            annotation_clip=False,
-        )
-    right.axhline(total["risk"], color=_RISK, lw=1.3, ls="--", zorder=5)
-    right.annotate(
-        f"$R$ = {total['risk']:.3g}",
-        (len(steps) + 0.36, total["risk"]),
-        (2, 4),
-        textcoords="offset points",
-        color=_RISK,
-        fontsize=9,
-    )
-    right.set_xticks(range(len(steps) + 1), [name for name, _, _ in steps] + ["bound"], fontsize=9)
-    right.set_xlim(-0.5, len(steps) + 1.35)
-    right.set_title("What the bound allows", loc="left", fontsize=10)
-    right.margins(y=0.18)
+    _climb(right, total)
     return figure
 
 
+def _above(axes: Axes, text: str, x: float, y: float) -> None:
+    axes.annotate(text, (x, y), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+
+
+def _beside(axes: Axes, text: str, x: float, y: float, **style: Any) -> None:
+    axes.annotate(text, (x, y), (2, 0), textcoords="offset points", annotation_clip=False, **style)
+
+
+def _climb(axes: Axes, total: dict[str, Any]) -> None:
+    """From the sampled loss to the bound; beside the bound the same statement by two other routes, and the risk."""
+    bounds = {b["name"]: b for b in total["bounds"]}
+    main = bounds["decomposition"]
+    steps = [("$L_{sample}$", total["sampled_loss"], _SAMPLED)]
+    for key, (name, color) in _TERMS.items():
+        steps.append((name.replace(" ", "\n").replace("-G", "-\nG"), main["terms"][key], color))
+    low, top, last = 0.0, main["bound"], len(steps)
+    for i, (_, height, color) in enumerate(steps):
+        axes.bar(i, height, bottom=low, color=color, width=0.62)
+        low += height
+        share = f"\n{100 * height / main['gap']:.0f} %" if i else ""
+        _above(axes, f"{'+' if i else ''}{height:.3g}{share}", i, low)
+        axes.plot([i + 0.31, i + 0.69], [low, low], color=_INK, lw=0.7)
+    axes.bar(last, top, color="none", edgecolor=_INK, lw=1.2, width=0.62)
+    times = f"\n{main['bound_over_risk']:.0f} × R" if main["bound_over_risk"] else ""
+    _above(axes, f"{top:.3g}{times}", last, top)
+    # direct transport is never the larger
+    for key, name, side in (("transport", "direct transport", "top"), ("coupling", "coupling", "bottom")):
+        value = bounds[key]["bound"]
+        axes.plot([last - 0.31, last + 0.31], [value, value], color=_INK, lw=0.9, ls=":")
+        _beside(axes, f"{name} {value:.3g}", last + 0.33, value, va=side, fontsize=8)
+    axes.axhline(total["risk"], color=_RISK, lw=1.3, ls="--", zorder=5)
+    _beside(
+        axes, f"$R$ = {total['risk']:.3g}", last + 0.36, total["risk"], va="bottom", color=_RISK, fontsize=9
+    )
+    axes.set_xticks(range(last + 1), [name for name, _, _ in steps] + ["bound"], fontsize=9)
+    axes.set_xlim(-0.5, last + 1.35)
+    axes.set_title("What the bound allows", loc="left", fontsize=10)
+    axes.margins(y=0.18)
+
+
 def classes_figure(report: dict[str, Any]) -> Figure:
-    """The worst classes by name: stacked terms of their bounds, beside measured risk and sampled loss."""
+    """Draw the classes with the largest bounds: stacked terms, beside measured risk and sampled loss."""
     rows = sorted(report["per_class"], key=lambda row: -row["bound"])
     shown = rows[:_NAMED]
     many = len(rows) > _NAMED
-    figure, panels = _figure(
-        11.0 if many else 9.0, 1.6 + 0.26 * len(shown), (2.2, 1.2, 1.2) if many else (2, 1)
-    )
-    figure.suptitle(_title(report), fontsize=10, color=_INK)
+    width, ratios = (11.0, (2.2, 1.2, 1.2)) if many else (9.0, (2, 1))
+    figure, panels = _panels(report, width, 1.6 + 0.26 * len(shown), ratios)
     bars, dots = panels[0], panels[1]
     place = range(len(shown))
     _stack(bars, shown, list(place), horizontal=True)
@@ -191,10 +173,10 @@ def _pairs(axes: Axes, rows: list[dict[str, Any]], place: list[int]) -> None:
 
 
 def epochs_figure(report: dict[str, Any]) -> Figure:
-    """How the terms, the losses and the collapse measures moved; from the audits made during training."""
+    """Draw the terms, the losses and the collapse measures over the epochs, from the audits made during training."""
     history = report["history"]
     epoch = [row["epoch"] for row in history]
-    figure, (left, middle, right) = _figure(12.5, 3.9, (1.15, 1, 1))
+    figure, (left, middle, right) = _panels(report, 12.5, 3.9, (1.15, 1, 1))
     figure.suptitle(
         f"{for_figures(report['run'])}, validation data; $\\Delta$ as its cap", fontsize=10, color=_INK
     )
@@ -207,22 +189,10 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
     left.set_title("The bound and its terms", loc="left", fontsize=10)
     left.set_ylabel("cross-entropy")
     left.set_ylim(0, 1.32 * max(map(sum, zip(*series, strict=True))))  # room for the legend
-    for key, name, color in (
-        ("risk", "risk $R$", _RISK),
-        ("sampled_loss", "sampled loss", _SAMPLED),
-        ("smoothing_gap", "smoothing gap, measured", "#1b6ca8"),
-        ("curvature", "its second-order form", "#7fb8d6"),
-    ):
-        middle.plot(epoch, [row.get(key) for row in history], "o-", ms=3, lw=1.4, color=color, label=name)
+    _lines(middle, history, _LOSSES)
     middle.set_yscale("log")
     middle.set_title("Losses and smoothing", loc="left", fontsize=10)
-    for key, name, color in (
-        ("nc1_ratio", "NC1 (tr $\\Sigma_W$ / tr $\\Sigma_B$)", "#1b6ca8"),
-        ("nc2_angle", "NC2 (angles)", "#7fb8d6"),
-        ("nc3", "NC3 (head and means)", "#e0a458"),
-        ("nc4", "NC4 (nearest mean)", _RISK),
-    ):
-        right.plot(epoch, [row.get(key) for row in history], "o-", ms=3, lw=1.4, color=color, label=name)
+    _lines(right, history, _COLLAPSE)
     right.set_ylim(bottom=0)
     right.set_title("Neural collapse (0: collapsed)", loc="left", fontsize=10)
     for axes in (left, middle, right):
@@ -232,8 +202,16 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
     return figure
 
 
+def _lines(axes: Axes, history: list[dict[str, Any]], series: dict[str, tuple[str, str]]) -> None:
+    epoch = [row["epoch"] for row in history]
+    for key, (name, color) in series.items():
+        axes.plot(
+            epoch, [row.get(key, math.nan) for row in history], "o-", ms=3, lw=1.4, color=color, label=name
+        )
+
+
 def save_audit_figures(report: dict[str, Any], out: Path) -> list[Path]:
-    """Write the figures as PNG and SVG into ``out``; returns the paths. No epochs without audits of two epochs."""
+    """Write the figures as PNG and SVG into ``out``; returns the paths. ``epochs`` needs audits of two epochs."""
     figures = {"waterfall": waterfall_figure(report), "classes": classes_figure(report)}
     if len(report["history"]) > 1:
         figures["epochs"] = epochs_figure(report)

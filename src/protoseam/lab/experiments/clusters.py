@@ -5,20 +5,18 @@ Legend: N points, C classes, G points along one side of the background, K = 2.
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 import protoseam as ps
-from protoseam.lab.engine.files import write_atomically
+from protoseam.lab.experiments.drawing import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cluster_figure", "save_clusters"]
+__all__ = ["COLORS", "cluster_figure"]
 
 # Paul Tol's "muted" scheme, made for colour-vision deficiencies, with a dark grey for the tenth; the class is also
 # written at its star, so no reader depends on the colours.
@@ -31,23 +29,25 @@ INK = "#222222"
 
 @torch.no_grad()
 def cluster_figure(net: ps.Lifted, x: Tensor, y_N: Tensor, *, draws: int = 60, seed: int = 0) -> Figure:
-    """Left: N1's outputs for ``x``. Right: as many of N2's sampled inputs. Behind both, what N2 decides.
+    """Draw N1's outputs for ``x`` on the left, as many of N2's sampled inputs on the right, and N2's decision behind.
 
     The clouds look alike as far as the Gaussian assumption, eq:classAssumption, holds. Images held out of training
     scatter more than the samples do, because Σ̃ is estimated from the training images.
+
+    Raises:
+        ValueError: if the seam does not have two dimensions.
     """
     if net.dim != 2:
-        raise ValueError(f"the picture is of a two-dimensional seam, but this one has dim={net.dim}")
-    from matplotlib.figure import Figure  # outside pyplot: no global state, no window
-
+        raise ValueError(
+            f"the picture needs a two-dimensional seam, and this one has dim={net.dim}: lift with dim=2"
+        )
     generator = torch.Generator(net.prototypes.device).manual_seed(seed)
     sampled = ps.core.sample(net.prototypes, net.covariance.factors, draws=draws, generator=generator)
     drawn_NK, label_N = sampled.flatten(0, 1).cpu(), torch.arange(net.num_classes).repeat(draws)
     z_NK, s_CK, y_N = net.eval().embed(x).cpu(), net.prototypes.detach().cpu(), y_N.cpu()
     correct = 100 * (net(x).argmax(1).cpu() == y_N).double().mean()
 
-    figure = Figure(figsize=(10, 5.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    figure, axes = new_figure(10, 5.2, (1, 1))
     low, high = _window(torch.cat([z_NK, drawn_NK, s_CK]))
     titles = (
         f"$N_1(x)$: where the images land ({correct:.1f} % right)",
@@ -61,7 +61,6 @@ def cluster_figure(net: ps.Lifted, x: Tensor, y_N: Tensor, *, draws: int = 60, s
         _stars(ax, s_CK)
         ax.set_title(title, fontsize=11, color=INK)
         ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal", xticks=[], yticks=[])
-        ax.spines[:].set_color("#cccccc")
     return figure
 
 
@@ -99,14 +98,3 @@ def _stars(ax: Any, s_CK: Tensor) -> None:
             str(c), (a, b), xytext=(9, 8), textcoords="offset points", fontsize=12, fontweight="bold",
             color=INK, path_effects=[withStroke(linewidth=3, foreground="white")], zorder=4,
         )  # fmt: skip
-
-
-def save_clusters(net: ps.Lifted, x: Tensor, y_N: Tensor, folder: Path) -> list[Path]:
-    """``clusters.png`` and ``clusters.svg`` in ``folder``."""
-    figure = cluster_figure(net, x, y_N)
-    paths = [folder / "clusters.png", folder / "clusters.svg"]
-    for path in paths:
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=path.suffix[1:], dpi=130, bbox_inches="tight", pad_inches=0.08)
-        write_atomically(path, drawn.getvalue())
-    return paths

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from protoseam.lab.engine.files import read_json
 from protoseam.lab.engine.schemas import SUMMARY, check
-from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.aggregate import Runs, refused
-from protoseam.lab.experiments.recipes import STUDIED, TITLES, recipe
-from protoseam.lab.experiments.tables import MISSING, Table, markdown
+from protoseam.lab.experiments.plans import Scope, covariance
+from protoseam.lab.experiments.recipes import TITLES
+from protoseam.lab.experiments.tables import MISSING, Table
 
-__all__ = ["blocks", "covariance_table"]
+__all__ = ["adopt", "covariance_table"]
 
 # The setting lift.covariance, lift.structure → how a reader knows it.
 _ESTIMATES: dict[tuple[Literal["exact", "running", "isotropic"], Literal["full", "diagonal"]], str] = {
@@ -29,52 +28,63 @@ _ESTIMATES: dict[tuple[Literal["exact", "running", "isotropic"], Literal["full",
 }
 
 
-def blocks(runs: Runs, results: Path) -> dict[str, str]:
-    """Return the generated block ``covariance``, or nothing where ``results`` has no such runs.
+def adopt(runs: Runs, scope: Scope, results: Path) -> Runs:
+    """Return the runs, and for each covariance run they lack the directory in ``results/covariance`` that is it.
 
-    Args:
-        runs: the study's runs, which use the exact estimate.
-        results: the folder that holds ``covariance/*/summary.json`` and ``bench/engine-h200.json``.
+    A directory counts by its settings; its name does not matter.
     """
+    others = _others(results)
+    found = dict(runs)
+    for name, config in covariance(scope):
+        for other in others if name not in runs else []:
+            if not refused(config, other):
+                found[name] = {**other, "metrics": []}
+    return found
+
+
+def _others(results: Path) -> list[dict[str, Any]]:
     files = sorted((results / "covariance").glob("*/summary.json"))
-    if not files:
-        return {}
-    measured = read_json(results / "bench" / "engine-h200.json")["epochs"]
-    overhead = {model: times["overhead"] for model, times in measured.items()}
-    others = [check(file, read_json(file), SUMMARY) for file in files]
-    return {"covariance": markdown(covariance_table(runs, others, overhead))}
+    return [check(file, read_json(file), SUMMARY) for file in files]
 
 
-def covariance_table(
-    runs: Runs, others: Sequence[dict[str, Any]], overhead: dict[str, dict[str, float]]
-) -> Table:
-    """Return accuracy by network and estimate on CIFAR-100, in %, and the time of an epoch against Unlifted's.
+def covariance_table(runs: Runs, scope: Scope, results: Path) -> Table:
+    """Return ProtoSeam's accuracy by network and estimate, in %, and the time of an epoch against Unlifted's.
 
     Args:
         runs: the study's runs, by name.
-        others: summaries of runs with other estimates; one that differs from a recipe in anything else is left out.
-        overhead: network → estimate → share by which ProtoSeam's epoch is longer than Unlifted's.
+        scope: names the data and the network; the paper's scope adds ResNet-8.
+        results: the folder that may hold ``covariance/*/summary.json`` and ``bench/engine-h200.json``. A run that
+            differs from a recipe in more than the estimate is left out.
     """
+    bench = results / "bench" / "engine-h200.json"
+    measured = read_json(bench)["epochs"] if bench.exists() else {}
+    everything = [run for name, run in runs.items() if name.startswith(("covariance-", *_pairs(scope)))]
+    everything += _others(results)
     rows = []
-    for model in STUDIED:
-        name = f"cifar100-{model}-protoseam"
-        found = [runs[f"{name}-{seed}"] for seed in paper.SEEDS if f"{name}-{seed}" in runs]
-        for (covariance, structure), words in _ESTIMATES.items():
-            base = recipe(name)
-            lift = dataclasses.replace(base.lift, covariance=covariance, structure=structure)
-            by_seed = {
-                seed: 100 * run["test_accuracy"]
-                for seed in paper.SEEDS
-                for run in [*found, *others]
-                if not refused(dataclasses.replace(base, lift=lift, seed=seed), run)
-            }
-            if not by_seed:
-                continue
-            accuracies = [f"{by_seed[seed]:.2f}" if seed in by_seed else MISSING for seed in paper.SEEDS]
-            mean = f"{statistics.fmean(by_seed.values()):.2f}"
-            cost = overhead.get(model, {}).get(covariance) if structure == "full" else None
-            shown = "not measured" if cost is None else f"{100 * cost:+.1f} %"
-            rows.append([TITLES[model], words, *accuracies, mean, shown])
-    seeds = (f"seed {seed}" for seed in paper.SEEDS)
+    for pair in _pairs(scope):
+        model = pair.partition("-")[2]
+        for (estimate, structure), words in _ESTIMATES.items():
+            by_seed: dict[int, float] = {}
+            for seed in scope.seeds:
+                base = scope.config(f"{pair}-protoseam", seed)
+                lift = dataclasses.replace(base.lift, covariance=estimate, structure=structure)
+                planned = dataclasses.replace(base, lift=lift)
+                same = [run for run in everything if not refused(planned, run)]
+                if same:
+                    by_seed[seed] = 100 * same[0]["test_accuracy"]
+            if by_seed:
+                overhead = measured.get(model, {}).get("overhead", {}) if structure == "full" else {}
+                cost = f"{100 * overhead[estimate]:+.1f} %" if estimate in overhead else "not measured"
+                accuracies = [f"{by_seed[seed]:.2f}" if seed in by_seed else MISSING for seed in scope.seeds]
+                mean = f"{statistics.fmean(by_seed.values()):.2f}"
+                rows.append([TITLES[model], words, *accuracies, mean, cost])
+    seeds = (f"seed {seed}" for seed in scope.seeds)
+    data = TITLES[scope.sweep.partition("-")[0]]
+    caption = f"Test accuracy in % of ProtoSeam on {data} by covariance estimate."
     header = ("network", "covariance", *seeds, "mean", "epoch against Unlifted")
-    return Table("ProtoSeam on CIFAR-100 by covariance estimate.", header, rows)
+    return Table(caption, header, rows, scope.note)
+
+
+def _pairs(scope: Scope) -> tuple[str, ...]:
+    """DATA-MODEL of the table's networks."""
+    return tuple(dict.fromkeys(([] if scope.note else ["cifar100-resnet8"]) + [scope.sweep]))

@@ -26,19 +26,9 @@ import protoseam as ps
 from protoseam.lab.models.small import convnet
 
 __all__ = [
-    "RECIPES",
-    "VARIANTS",
-    "Data",
-    "Recipe",
-    "Variant",
-    "Watcher",
-    "accuracy",
-    "build",
-    "load_data",
-    "run",
-    "summarize",
-    "train",
-]
+    "RECIPES", "VARIANTS", "Data", "Recipe", "Variant", "Watcher", "accuracy", "build", "load_data", "run",
+    "summarize", "train",
+]  # fmt: skip
 
 Variant = Literal["Baseline", "Unlifted", "ProtoSeam"]
 VARIANTS: tuple[Variant, ...] = ("Baseline", "Unlifted", "ProtoSeam")
@@ -46,7 +36,7 @@ VARIANTS: tuple[Variant, ...] = ("Baseline", "Unlifted", "ProtoSeam")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the optimizer is told; everything but ``lr`` and ``weight_decay`` is the same for all variants."""
+    """Settings of the optimizer; everything but ``lr`` and ``weight_decay`` is the same for all variants."""
 
     lr: float
     weight_decay: float
@@ -74,7 +64,7 @@ PICTURE_FLOOR = 0.3
 
 @dataclass(frozen=True)
 class Data:
-    """The fixed split; images ``(N, 1, 8, 8)`` are normalised with the training images' mean and deviation."""
+    """The fixed split. Images ``(N, 1, 8, 8)`` are normalised with the training images' mean and deviation."""
 
     train: tuple[Tensor, Tensor]
     val: tuple[Tensor, Tensor]
@@ -82,7 +72,7 @@ class Data:
 
 
 def load_data() -> Data:
-    """1,797 digits → 897 to train on, 300 to choose with, 600 to report; the same share of each class."""
+    """Split the 1,797 digits into 897 to train on, 300 to choose with and 600 to report, stratified by class."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -98,7 +88,7 @@ def load_data() -> Data:
 
 
 def build(variant: Variant, seed: int, **options: Any) -> nn.Module:
-    """Two convolutions and a Linear(256→10); with a seam, Linear(256→k) + Linear(k→10) in its place."""
+    """Build two convolutions and a Linear(256→10); with a seam, Linear(256→k) and Linear(k→10) in its place."""
     torch.manual_seed(seed)
     model = convnet(num_classes=10, in_channels=1, image_size=8)
     if variant == "Baseline":
@@ -117,33 +107,28 @@ def train(
     epochs: int = EPOCHS,
     on_epoch: Callable[[float], None] | None = None,
 ) -> nn.Module:
-    """One run; ``on_epoch`` gets the validation accuracy. A lifted network brings its own loss, the rest is shared."""
+    """Train one network in place; ``on_epoch`` gets the validation accuracy after each epoch.
+
+    A lifted network brings its own loss, and its epochs do FSInit, ρ(t) and Σ̂; the rest is the same for all.
+    """
     loader = DataLoader(TensorDataset(*data.train), recipe.batch_size, shuffle=True, drop_last=True)
-    whole = [data.train]  # small enough to be one batch of the passes that only look
     lifted = net if isinstance(net, ps.Lifted) else None
-    if lifted:
-        lifted.initialize(whole)  # FSInit
-    optimizer = torch.optim.SGD(
+    parameters = (
         lifted.param_groups(recipe.lr, recipe.weight_decay, seam_lr=recipe.lr, bounded=False)
         if lifted
-        else net.parameters(),
-        lr=recipe.lr,
-        weight_decay=recipe.weight_decay,
-        momentum=recipe.momentum,
-        nesterov=True,
+        else net.parameters()
     )
+    lr, decay = recipe.lr, recipe.weight_decay
+    optimizer = torch.optim.SGD(parameters, lr, recipe.momentum, weight_decay=decay, nesterov=True)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_cosine(epochs * len(loader), recipe.warmup))
-    for epoch in range(epochs):
-        if lifted:
-            lifted.set_progress(epoch, epochs)  # ρ(t)
+    # the training images are few enough to be one batch of the sweeps
+    for _ in lifted.epochs(loader, epochs, sweep=[data.train]) if lifted else range(epochs):
         for x, y in loader:
             loss = lifted.objective(x, y).total if lifted else F.cross_entropy(net(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             rate.step()
-        if lifted:
-            lifted.refresh(whole)  # Σ̂
         if on_epoch is not None:
             on_epoch(accuracy(net, *data.val))
     return net
@@ -162,7 +147,7 @@ def _warmup_cosine(steps: int, warmup: float) -> Callable[[int], float]:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Percent of right answers of the deployed network, in eval mode."""
+    """Return the deployed network's share of right answers in %, in eval mode."""
     was_training = net.training
     right = (net.eval()(x).argmax(1) == y).double().mean()
     net.train(was_training)
@@ -170,13 +155,13 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 class Watcher(Protocol):
-    """Whoever wants to see the runs go by."""
+    """Receives the progress of the runs."""
 
     def epoch(self, name: str, val: float) -> None:
-        """An epoch of run ``name`` is over; the validation accuracy is ``val`` %."""
+        """Run ``name`` has finished an epoch with a validation accuracy of ``val`` %."""
 
     def end(self, name: str, test: float, seconds: float) -> None:
-        """Run ``name`` is over."""
+        """Run ``name`` has finished."""
 
 
 def run(
@@ -184,7 +169,7 @@ def run(
     epochs: int = EPOCHS,
     watcher: Watcher | None = None,
 ) -> tuple[dict[str, Any], ps.Lifted, Data]:
-    """All runs: the results as plain numbers, the two-dimensional seam for the picture, and the data."""
+    """Train everything; returns the results as plain numbers, the two-dimensional seam of the picture, and the data."""
     started = time.perf_counter()
     data = load_data()
 

@@ -1,4 +1,4 @@
-"""Tables inside documents: README.md and docs/ show what the raw results say, between two comments.
+"""Tables inside documents: between two comments, README.md and docs/ show what the raw results say.
 
 Data in: finished runs, a Markdown file; data out: the file with its blocks rewritten. A test compares them.
 """
@@ -10,22 +10,29 @@ from pathlib import Path
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.experiments import aggregate, tables
-from protoseam.lab.experiments.aggregate import Cell, Difference, Runs
+from protoseam.lab.experiments.aggregate import Cell, Runs
+from protoseam.lab.experiments.covariances import adopt
 from protoseam.lab.experiments.plans import Scope
 from protoseam.lab.experiments.plans import table_1 as plan_of_table_1
 from protoseam.lab.experiments.recipes import NETWORKS, STUDIED, TITLES
-from protoseam.lab.experiments.reporting import inventory
+from protoseam.lab.experiments.reporting import inventory, part_tables
 
 __all__ = ["blocks", "fill"]
 
+_PARTS = ("covariance", "sweep-rho", "sweep-k")
 
-def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
-    """The generated blocks by name, of the paper's whole study, whose files lie in ``where``.
 
-    A network that the study does not run in full has its lines where at least one run is there, and in the summary
-    where it has every seed.
+def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("results")) -> dict[str, str]:
+    """Return the generated blocks by name, of the paper's whole study.
+
+    ``where`` is the address of its files in the text, ``results`` the folder with what was measured outside it.
+
+    A network that the study does not run in full appears where at least one run is there, and in the summary where it
+    has every seed.
     """
-    scope = Scope(models=NETWORKS)
+    scope, whole = Scope(models=NETWORKS), Scope()
+    runs = adopt(runs, whole, results)
+    grid = part_tables("unlifted-grid", runs, whole)["unlifted-grid"]
     counted = aggregate.counted(plan_of_table_1(scope), runs)
     every = aggregate.cells(counted, scope)
     begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in STUDIED}
@@ -34,18 +41,21 @@ def blocks(runs: Runs, where: str = "results/paper") -> dict[str, str]:
         "results": _summary(cells, scope, where),
         "table1": tables.markdown(tables.table_1(cells, scope)),
         "differences": tables.markdown(tables.paired(aggregate.differences(cells), scope)),
-        "inventory": inventory(runs, Scope()),
+        "inventory": inventory(runs, whole),
+        "cost": f"{tables.cost_line(runs)}\n",
+        **{part: tables.markdown(part_tables(part, runs, whole, results)[part]) for part in _PARTS},
+        "unlifted-grid": f"{grid.caption}\n\n{tables.markdown(grid)}",
         "wavering": tables.markdown(tables.wavering_table(aggregate.wavering(counted, scope), scope)),
     }
 
 
 def _summary(cells: list[Cell], scope: Scope, where: str) -> str:
-    """A line for each data set and network: means, and ProtoSeam's distance to Baseline."""
+    """One line per data set and network: means, and ProtoSeam's distance to Baseline."""
     rows = []
     for gain in aggregate.differences(cells):
         own = [cell for cell in cells if (cell.data, cell.model) == (gain.data, gain.model)]
         stands = gain.model in STUDIED or all(len(cell.by_seed) == len(scope.seeds) for cell in own)
-        if stands and gain.variants == ("protoseam", "baseline"):
+        if stands and gain.variant == "protoseam − baseline":
             means = [_mean(cell, scope) for cell in own]
             rows.append([TITLES[gain.data], TITLES[gain.model], *means, _gain(gain)])
     header = ("data", "network", *(TITLES[v] for v in scope.variants), "ProtoSeam − Baseline")
@@ -70,7 +80,7 @@ def _mean(cell: Cell, scope: Scope) -> str:
     return f"{cell.mean:.2f} {published}{seeds}"
 
 
-def _gain(gain: Difference) -> str:
+def _gain(gain: Cell) -> str:
     published = f"({gain.published:+.2f})"
     if gain.mean is None:
         return f"{tables.MISSING} {published}"

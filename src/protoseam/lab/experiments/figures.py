@@ -1,7 +1,7 @@
 """The study's figures: sweeps, training curves, clusters. Needs matplotlib (extra ``report``).
 
-Data in: records of :mod:`protoseam.lab.experiments.aggregate`, or runs with embeddings; data out: figures
-outside pyplot: no global state, no window. A figure without data is None.
+Data in: records of :mod:`protoseam.lab.experiments.aggregate`, or runs with embeddings; data out: figures. A figure
+without data is None.
 
 Legend: N points, C classes.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from protoseam.lab.experiments.aggregate import Band, Point, Runs, published_curve
 from protoseam.lab.experiments.clusters import COLORS
+from protoseam.lab.experiments.drawing import new_figure
 from protoseam.lab.experiments.plans import Scope, cluster_name
 from protoseam.lab.experiments.recipes import TITLES
 
@@ -30,21 +31,11 @@ PAPER = "#999999"
 DASHES = {"total": "-", "classification": "--", "consensus": ":", "repulsion": "-."}
 
 
-def _figure(width: float, height: float, note: str) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if note:
-        figure.suptitle(note, fontsize=9, color="#b00020")
-    return figure
-
-
 def sweep_figure(points: Sequence[Point], scope: Scope, setting: str) -> Figure | None:
     """fig:penalty-sweep: mean and min–max over seeds; the paper's own beside it in grey."""
     if not any(point.by_seed for point in points):
         return None
-    figure = _figure(5.2, 3.6, scope.note)
-    axes = figure.subplots()
+    figure, (axes,) = new_figure(5.2, 3.6, note=scope.note)
     ours = [(point.value, point.measured) for point in points if point.measured]
     paper = [(1.04 * point.value, point.published) for point in points if point.published]
     for label, color, rows in (("paper", PAPER, paper), ("here", INK["protoseam"], ours)):
@@ -62,7 +53,7 @@ def sweep_figure(points: Sequence[Point], scope: Scope, setting: str) -> Figure 
         xlabel=name, ylabel="test accuracy, %", title=f"{TITLES[model]} on {TITLES[data]}, mean and min–max"
     )
     axes.legend(frameon=False)
-    _plain(axes)
+    axes.grid(alpha=0.25, lw=0.5)
     return figure
 
 
@@ -71,10 +62,10 @@ def curves_figure(bands: Sequence[Band], scope: Scope) -> Figure | None:
     columns = list(dict.fromkeys((band.data, band.model) for band in bands))
     if not columns:
         return None
-    figure = _figure(0.6 + 3.9 * len(columns), 6.6, scope.note)
-    grid = figure.subplots(2, len(columns), squeeze=False, sharex="col")
+    panels = [1.0] * len(columns)
+    figure, grid = new_figure(0.6 + 3.9 * len(columns), 6.6, panels, rows=2, note=scope.note)
     for column, (data, model) in enumerate(columns):
-        upper, lower = grid[:, column]
+        upper, lower = grid[column], grid[len(columns) + column]
         for band in bands:
             if (band.data, band.model) == (data, model):
                 accuracy = band.quantity == "validation accuracy"
@@ -82,18 +73,17 @@ def curves_figure(bands: Sequence[Band], scope: Scope) -> Figure | None:
                 printed = published_curve(data, model, band.variant) if accuracy else {}
                 if printed:
                     label = f"{TITLES[band.variant]}, paper"
-                    upper.plot(
-                        printed.keys(), printed.values(), ":", color=INK[band.variant], lw=1.3, label=label
-                    )
+                    x, y = list(printed), list(printed.values())
+                    upper.plot(x, y, ":", color=INK[band.variant], lw=1.3, label=label)
         upper.set(title=f"{TITLES[data]}, {TITLES[model]}")
         lower.set(xlabel="epoch", yscale="log")
         for axes in (upper, lower):
-            _plain(axes)
+            axes.grid(alpha=0.25, lw=0.5)
         upper.legend(frameon=False, fontsize=7)
         # below, because losses cover the whole height of their panel
         lower.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    grid[0, 0].set_ylabel("validation accuracy, %")
-    grid[1, 0].set_ylabel("training loss")
+    grid[0].set_ylabel("validation accuracy, %")
+    grid[len(columns)].set_ylabel("training loss")
     return figure
 
 
@@ -115,8 +105,9 @@ def cluster_panels(runs: Runs, scope: Scope) -> Figure | None:
         return None
     panels = [(variant, run, False) for variant, run in found]
     panels += [(variant, run, True) for variant, run in found if "prototypes" in run["embeddings"]]
-    figure = _figure(4.1 * len(panels), 4.7, scope.note)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    figure, grid = new_figure(4.1 * len(panels), 4.7, [1.0] * len(panels), note=scope.note)
+    for axes, panel in zip(grid, panels, strict=True):
+        axes.spines[["top", "right"]].set_visible(True)
         _draw_cluster(axes, *panel)
     return figure
 
@@ -171,8 +162,3 @@ def _ellipse(axes: Any, centre: Sequence[float], covariance: Sequence[Sequence[f
     )
     axes.plot(*centre, "*", color="white", mec="black", ms=6, mew=0.6)
     axes.annotate(name, centre, xytext=(4, 4), textcoords="offset points", fontsize=8, fontweight="bold")
-
-
-def _plain(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, lw=0.5)

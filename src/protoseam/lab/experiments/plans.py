@@ -1,4 +1,4 @@
-"""What each part of the study consists of: names and configs of its runs.
+"""The runs of each part of the study, by name and config, and the order in which the study runs them.
 
 Data in: a scope (which data sets, networks, seeds, …; the paper's by default); data out: lists of planned runs.
 """
@@ -6,34 +6,30 @@ Data in: a scope (which data sets, networks, seeds, …; the paper's by default)
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatch
+from typing import Any, Literal
 
 from protoseam.lab.engine.config import LiftConfig, RunConfig
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.recipes import STUDIED, recipe
-from protoseam.lab.experiments.study import Planned
+from protoseam.lab.experiments.study import UNTESTED, Planned
 
 __all__ = [
-    "PLANS",
-    "QUICK",
-    "Scope",
-    "cluster_name",
-    "clusters",
-    "sweep_k",
-    "sweep_name",
-    "sweep_rho",
-    "table_1",
-]
+    "PLANS", "QUICK", "Scope", "agenda", "cluster_name", "clusters", "covariance", "covariance_name", "grid_name",
+    "grid_points", "linear_patches", "sweep_k", "sweep_name", "sweep_rho", "table_1", "unlifted_grid",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Which runs belong to a study; the defaults are the paper's, with one candidate for its undescribed ViT-S.
+    """The extent of a study; the defaults are the paper's, with one candidate for its undescribed ViT-S.
 
-    ``epochs=None`` and ``picture_epochs=None`` are each recipe's own number. ``sweep`` and ``picture`` are DATA-MODEL
-    of the sweeps and of the cluster figure; ``note`` is printed on every output.
+    ``epochs=None`` and ``picture_epochs=None`` stand for each recipe's own number. ``sweep`` is DATA-MODEL of the
+    sweeps and the covariance runs, ``picture`` of the cluster figure, ``grid`` of Unlifted's own search. ``besides``
+    names networks that are run after everything else. ``note`` is printed on every output.
     """
 
     datasets: Sequence[str] = paper.DATASETS
@@ -45,6 +41,10 @@ class Scope:
     sweep: str = "cifar100-vit_s_conv"
     rhos: Sequence[int] = tuple(paper.SWEEP_RHO)
     dims: Sequence[int] = tuple(paper.SWEEP_K)
+    grid: str = "cifar100-resnet8"
+    rates: Sequence[float] = paper.GRID["optim.lr"]
+    decays: Sequence[float] = paper.GRID["optim.weight_decay"]
+    besides: Sequence[str] = ("vit_s",)
     picture: str = "mnist-convnet"
     picture_epochs: int | None = None
     toy: tuple[int, int] = (200_000, 25)  # samples and seeds of the simulation (paper, §toy-numerics)
@@ -64,6 +64,10 @@ QUICK = Scope(
     sweep="digits-mlp",
     rhos=(1, 4, 16),
     dims=(4, 8, 32),
+    grid="digits-mlp",
+    rates=(0.05, 0.1),
+    decays=(5e-4,),
+    besides=(),
     picture="digits-convnet",
     picture_epochs=60,  # two dimensions take longer to sort ten classes in
     toy=(20_000, 10),
@@ -125,11 +129,87 @@ def clusters(scope: Scope) -> list[Planned]:
     return plan
 
 
-# In this order everything is run: the tables fill first. Curves are drawn from Table 1's runs.
+def covariance_name(scope: Scope, estimate: str, seed: int) -> str:
+    return f"covariance-{scope.sweep}-{estimate}-{seed}"
+
+
+def covariance(scope: Scope) -> list[Planned]:
+    """ProtoSeam with the two estimates of Σ̂ that need no pass of their own, on the sweeps' data and network."""
+    estimates: tuple[Literal["running", "isotropic"], ...] = ("running", "isotropic")
+    plan = []
+    for estimate, seed in itertools.product(estimates, scope.seeds):
+        base = scope.config(f"{scope.sweep}-protoseam", seed)
+        lift = dataclasses.replace(base.lift, covariance=estimate)
+        plan.append((covariance_name(scope, estimate, seed), dataclasses.replace(base, lift=lift)))
+    return plan
+
+
+def grid_points(scope: Scope) -> list[tuple[float, float]]:
+    """Learning rate and weight decay of each point of Unlifted's own search."""
+    return list(itertools.product(scope.rates, scope.decays))
+
+
+def grid_name(scope: Scope, rate: float, decay: float) -> str:
+    """The point with Baseline's settings is Table 1's own run: it is not trained twice."""
+    usual, seed = scope.config(f"{scope.grid}-unlifted", scope.seeds[0]).optim, scope.seeds[0]
+    if (rate, decay) == (usual.lr, usual.weight_decay):
+        return f"{scope.grid}-unlifted-{seed}"
+    return f"{UNTESTED}{scope.grid}-unlifted-{rate:g}-{decay:g}-{seed}"
+
+
+def unlifted_grid(scope: Scope) -> list[Planned]:
+    """Unlifted over the paper's grid, first seed, which removes rem:confound; the test data is left alone.
+
+    The point that Table 1 has already is not among them.
+    """
+    plan = []
+    for rate, decay in grid_points(scope):
+        base = scope.config(f"{scope.grid}-unlifted", scope.seeds[0])
+        optim = dataclasses.replace(base.optim, lr=rate, weight_decay=decay)
+        plan.append((grid_name(scope, rate, decay), dataclasses.replace(base, optim=optim)))
+    return [(name, config) for name, config in plan if name.startswith(UNTESTED)]
+
+
+def linear_patches(scope: Scope) -> list[Planned]:
+    """tab:main for the networks that are run after everything else: ViT-S with linear patches."""
+    return table_1(dataclasses.replace(scope, models=scope.besides))
+
+
+# Curves are drawn from Table 1's runs.
 PLANS: dict[str, Callable[[Scope], list[Planned]]] = {
     "table1": table_1,
     "sweep-rho": sweep_rho,
     "sweep-k": sweep_k,
     "curves": table_1,
     "clusters": clusters,
+    "covariance": covariance,
+    "unlifted-grid": unlifted_grid,
+    "vit_s": linear_patches,
 }
+
+# The order of the whole study, by patterns of names; what fits none comes after tinyimagenet-resnet8.
+_ORDER = (
+    "tinyimagenet-resnet8-baseline-42",  # first: it shows whether the network is the paper's there
+    "tinyimagenet-vit_s_conv-*",
+    "cifar10-vit_s_conv-*",
+    "tinyimagenet-resnet8-*",
+    "",  # the rest of Table 1, and the cluster figure
+    "sweep-*-42",
+    "covariance-*",
+    "sweep-*",
+    f"{UNTESTED}*",
+    "*-vit_s-*",
+)
+
+
+def agenda(parts: Sequence[str], scope: Scope) -> dict[str, tuple[str, RunConfig]]:
+    """Every run of these parts once, the most wanted first: name → the part that first asks for it, its config."""
+    runs: dict[str, tuple[str, RunConfig]] = {}
+    for part in parts:
+        for name, config in PLANS[part](scope) if part in PLANS else []:
+            runs.setdefault(name, (part, config))
+
+    def rank(name: str) -> int:
+        return next((i for i, pattern in enumerate(_ORDER) if fnmatch(name, pattern)), _ORDER.index(""))
+
+    return {name: runs[name] for name in sorted(runs, key=rank)}

@@ -5,6 +5,7 @@ Data in: the finished runs of a study and a scope; data out: files in one folder
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from protoseam.lab.data.names import for_markdown
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.experiments import aggregate, tables
 from protoseam.lab.experiments.aggregate import Runs
+from protoseam.lab.experiments.covariances import covariance_table
 from protoseam.lab.experiments.plans import PLANS, Scope
 from protoseam.lab.experiments.tables import Table
 
@@ -24,6 +26,7 @@ PARTS = (*PLANS, TOY)
 # The files a part may write, less their endings.
 _OUTPUTS = {
     "table1": ("table1", "differences", "hyperparameters", "audits"),
+    "vit_s": ("vit_s", "vit_s-differences", "vit_s-hyperparameters", "vit_s-audits"),
     "curves": ("curves", "wavering"),
     TOY: ("toy", "toy-selection", "toy-perturbation"),
 }
@@ -33,18 +36,28 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def part_tables(part: str, runs: Runs, scope: Scope) -> dict[str, Table]:
-    """The tables of a part, by file name; empty for parts that are figures only."""
-    if part == "table1":
+def part_tables(part: str, runs: Runs, scope: Scope, results: Path | None = None) -> dict[str, Table]:
+    """The tables of a part, by file name; empty for parts that are figures only.
+
+    ``results`` is where the covariance part finds runs and costs that were measured outside the study.
+    """
+    if part in ("table1", "vit_s"):
         ours = aggregate.counted(PLANS[part](scope), runs)
-        cells = aggregate.cells(ours, scope)
-        audits = tables.audits(ours, scope)
-        return {
-            "table1": tables.table_1(cells, scope),
-            "differences": tables.paired(aggregate.differences(cells), scope),
-            "hyperparameters": tables.hyperparameters(ours, scope),
+        own = scope if part == "table1" else dataclasses.replace(scope, models=scope.besides)
+        cells = aggregate.cells(ours, own)
+        audits = tables.audits(ours, own)
+        found = {
+            "table1": tables.table_1(cells, own),
+            "differences": tables.paired(aggregate.differences(cells), own),
+            "hyperparameters": tables.hyperparameters(ours, own),
             **({"audits": audits} if audits.rows else {}),
         }
+        return dict(zip(_OUTPUTS[part], found.values(), strict=False))
+    if part == "covariance":
+        return {part: covariance_table(runs, scope, results or Path())}
+    if part == "unlifted-grid":
+        plan = [*PLANS[part](scope), *PLANS["table1"](scope)]
+        return {part: tables.grid_table(aggregate.counted(plan, runs), scope)}
     if part in _SETTINGS:
         points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])
         return {part: tables.sweep_table(points, scope, _SETTINGS[part])}
@@ -67,7 +80,7 @@ def _refused_toy(runs: Runs, scope: Scope) -> str:
 def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
     """Draw a part's figures into ``folder``, those that have data; returns the files."""
     from protoseam.lab.experiments import figures
-    from protoseam.lab.experiments.saving import save_figures
+    from protoseam.lab.experiments.drawing import save_figures
     from protoseam.lab.experiments.toy_figures import save_toy_figures
 
     if part == TOY:
@@ -86,16 +99,18 @@ def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
     return [] if figure is None else save_figures({part: figure}, folder)
 
 
-def write_report(parts: Sequence[str], runs: Runs, scope: Scope, folder: Path) -> list[Path]:
-    """Tables in three forms, figures in two (where matplotlib is installed), and ``index.md``.
+def write_report(
+    parts: Sequence[str], runs: Runs, scope: Scope, folder: Path, results: Path | None = None
+) -> list[Path]:
+    """Write tables in three forms, figures in two (where matplotlib is installed), and ``index.md``.
 
-    What an earlier report had, and this one has no data for, is removed.
+    What an earlier report had, and this one has no data for, is removed. ``results`` as in :func:`part_tables`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     forms = {"csv": tables.csv_text, "md": tables.markdown, "tex": tables.latex}
     for part in parts:
-        for name, table in part_tables(part, runs, scope).items():
+        for name, table in part_tables(part, runs, scope, results).items():
             for suffix, form in forms.items():
                 written.append(folder / f"{name}.{suffix}")
                 write_atomically(written[-1], form(table).encode())
@@ -127,6 +142,7 @@ def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], dict[str,
 def index(runs: Runs, scope: Scope) -> str:
     """What of the study is there and what is not, run by run."""
     lines = ["# Report", "", *([f"**{scope.note}**", ""] if scope.note else []), inventory(runs, scope)]
+    lines += [tables.cost_line(runs), ""]
     for part in PARTS:
         absent, uncounted, _ = shortfall(part, runs, scope)
         if part != "curves" and (absent or uncounted):
@@ -140,9 +156,11 @@ def index(runs: Runs, scope: Scope) -> str:
 
 
 def inventory(runs: Runs, scope: Scope) -> str:
-    """A line a part: how many of its runs are there."""
+    """One line per part that has runs: how many are there."""
     rows = []
     for part in PARTS:
+        if part in PLANS and not PLANS[part](scope):
+            continue
         absent, uncounted, total = shortfall(part, runs, scope)
         missing = len(absent) + len(uncounted)
         rows.append(

@@ -17,20 +17,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protoseam.errors import ProtoSeamError, SeamError
+from protoseam.errors import DataError, ProtoSeamError, SeamError
 from protoseam.lab.data.links import refuse_links
 from protoseam.lab.data.names import for_terminal
 from protoseam.lab.engine.config import ConfigError, RunConfig, unlike
+from protoseam.lab.engine.cost import read_cost
 from protoseam.lab.engine.distributed import refuse_torchrun
 from protoseam.lab.engine.files import StorageError, read_json, write_json
 from protoseam.lab.engine.run import DivergedError
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
-from protoseam.lab.engine.schemas import ROW, TOY, problem
+from protoseam.lab.engine.schemas import ROW, TOY, UNTESTED_ROW, problem
 from protoseam.lab.engine.session import Interrupted, train
 
 __all__ = [
-    "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
+    "UNTESTED", "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
 ]  # fmt: skip
+
+UNTESTED = "grid-"  # runs of that prefix are a search: the test data is taken away before they begin
 
 Planned = tuple[str, RunConfig]
 Claimed = tuple[str, RunConfig, RunDirectory]
@@ -61,8 +64,8 @@ def run_study(
     """Run what the plan still lacks, one after the other; False if the budget ended it early.
 
     Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
-    that diverges, or whose directory holds one with other settings, stops no other: a StudyError names it at the end,
-    or a line on stderr if the end is not reached.
+    that diverges, whose data cannot be read, or whose directory holds one with other settings, stops no other: a
+    StudyError names it at the end, or a line on stderr if the end is not reached.
     """
     refuse_torchrun("a study")
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
@@ -146,10 +149,11 @@ def _run(claimed: Claimed, folder: Path, left: float, quiet: bool, failed: dict[
     name, config, directory = claimed
     budget = None if math.isinf(left) else left
     try:
-        train(config, directory.path, quiet=quiet, budget_seconds=budget, held=directory)
+        test = not name.startswith(UNTESTED)
+        train(config, directory.path, quiet=quiet, budget_seconds=budget, held=directory, test=test)
         write_row(folder, name, directory)
         forget(folder, directory)
-    except (DivergedError, SeamError) as error:
+    except (DivergedError, SeamError, DataError) as error:
         failed[name] = str(error)
     except Interrupted as stop:
         if stop.by_user:
@@ -168,9 +172,11 @@ def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any
     assert summary is not None
     summary.pop("classes")
     summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
+    cost = read_cost(directory.path)
     row = {
         "name": name,
         **summary,
+        **({"cost": cost} if cost else {}),
         "environment": directory.read_environment(),
         "metrics": directory.read_metrics(),
     }
@@ -199,6 +205,7 @@ def read_study(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     row = read_json(path)
-    if wrong := problem(row, TOY if path.stem == "toy" else ROW):
+    schema = TOY if path.stem == "toy" else UNTESTED_ROW if path.stem.startswith(UNTESTED) else ROW
+    if wrong := problem(row, schema):
         raise StorageError(f"{path} is no finished run, {wrong}: restore it, or move it elsewhere")
     return row

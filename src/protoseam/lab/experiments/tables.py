@@ -1,4 +1,4 @@
-"""Tables from raw results only, as CSV, Markdown and LaTeX (booktabs): what is not there is said to be missing.
+"""Tables from raw results only, as CSV, Markdown and LaTeX (booktabs). What was not run is marked as missing.
 
 Data in: records of :mod:`protoseam.lab.experiments.aggregate`; data out: a :class:`Table` of text, or its three forms.
 """
@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from protoseam.lab.experiments import paper
-from protoseam.lab.experiments.aggregate import Band, Cell, Difference, Point, Runs, Wavering, published_curve
-from protoseam.lab.experiments.plans import Scope
+from protoseam.lab.experiments.aggregate import Band, Cell, Point, Runs, published_curve
+from protoseam.lab.experiments.plans import Scope, grid_name, grid_points
 from protoseam.lab.experiments.recipes import TITLES, network
 
 __all__ = [
-    "Table", "audits", "csv_text", "curves_table", "hyperparameters", "latex", "markdown", "paired", "sweep_table",
-    "table_1", "toy_table", "wavering_table",
+    "Table", "audits", "cost_line", "csv_text", "curves_table", "grid_table", "hyperparameters", "latex", "markdown",
+    "paired", "sweep_table", "table_1", "toy_table", "wavering_table",
 ]  # fmt: skip
 
 MISSING = "missing"
@@ -27,7 +28,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows under a header; ``note`` goes with it wherever it goes."""
+    """Text in rows under a header; every form of it shows ``note``."""
 
     caption: str
     header: tuple[str, ...]
@@ -39,11 +40,16 @@ class Table:
 
 
 def _table(caption: str, header: tuple[str, ...], rows: list[list[str]], scope: Scope) -> Table:
-    """Without the paper's columns where the runs are not the paper's."""
+    """Leave the paper's columns out where the runs are not the paper's."""
     kept = [i for i, name in enumerate(header) if not (scope.note and "paper" in name)]
     return Table(
         caption, tuple(header[i] for i in kept), [[row[i] for i in kept] for row in rows], scope.note
     )
+
+
+def _names(cell: Cell | Band) -> list[str]:
+    variants = " − ".join(TITLES[variant] for variant in cell.variant.split(" − "))
+    return [TITLES[cell.data], TITLES[cell.model], variants]
 
 
 def table_1(table: Sequence[Cell], scope: Scope) -> Table:
@@ -51,38 +57,32 @@ def table_1(table: Sequence[Cell], scope: Scope) -> Table:
     header = ("data", "network", "variant", *seeds, "mean", "spread", "paper", "to paper")
     rows = []
     for cell in table:
-        to_paper = (
-            cell.mean - cell.published if cell.mean is not None and cell.published is not None else None
-        )
         by_seed = [_shown(cell.by_seed.get(seed)) for seed in scope.seeds]
+        known = cell.mean is not None and cell.published is not None
+        to_paper = (cell.mean or 0.0) - (cell.published or 0.0) if known else None
         numbers = [_shown(cell.mean), _shown(cell.spread, ""), _shown(cell.published, ""), _signed(to_paper)]
-        rows.append([TITLES[cell.data], TITLES[cell.model], TITLES[cell.variant], *by_seed, *numbers])
+        rows.append([*_names(cell), *by_seed, *numbers])
     caption = (
         "Test accuracy in %, after the paper's Table 1 (tab:main); spread is the largest minus the smallest."
     )
     return _table(caption, header, rows, scope)
 
 
-def paired(found: Sequence[Difference], scope: Scope) -> Table:
+def paired(found: Sequence[Cell], scope: Scope) -> Table:
     seeds = [f"seed {seed}" for seed in scope.seeds]
     header = ("data", "network", "difference", *seeds, "mean", "95 % interval", "paper")
     rows = []
-    for row in found:
-        by_seed = [_signed(row.by_seed.get(seed), MISSING) for seed in scope.seeds]
-        names = [TITLES[row.data], TITLES[row.model], " − ".join(TITLES[v] for v in row.variants)]
-        numbers = [_signed(row.mean, MISSING), _interval(row), _signed(row.published)]
-        rows.append([*names, *by_seed, *numbers])
+    for cell in found:
+        by_seed = [_signed(cell.by_seed.get(seed), MISSING) for seed in scope.seeds]
+        interval = "none: one seed" if cell.by_seed else MISSING
+        if cell.interval is not None:
+            interval = f"{cell.interval[0]:+.2f} to {cell.interval[1]:+.2f}"
+        rows.append([*_names(cell), *by_seed, _signed(cell.mean, MISSING), interval, _signed(cell.published)])
     caption = (
         "Differences in points, paired over seeds, with the 95 % interval of Student's t; paper is the difference of "
         "its means. Seeds are few: the intervals are wide."
     )
     return _table(caption, header, rows, scope)
-
-
-def _interval(row: Difference) -> str:
-    if row.interval is not None:
-        return f"{row.interval[0]:+.2f} to {row.interval[1]:+.2f}"
-    return "none: one seed" if row.by_seed else MISSING
 
 
 def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
@@ -91,22 +91,18 @@ def curves_table(bands: Sequence[Band], scope: Scope) -> Table:
     for band in bands:
         if band.quantity != "validation accuracy" or not band.epochs:
             continue
-        names = [TITLES[band.data], TITLES[band.model], TITLES[band.variant]]
         for epoch, *values in zip(band.epochs, band.mean, band.low, band.high, strict=True):
             if epoch % 5 == 0 or epoch == band.epochs[-1]:
                 printed = published_curve(band.data, band.model, band.variant).get(epoch)
                 numbers = [*(f"{value:.2f}" for value in values), _shown(printed, "")]
-                rows.append([*names, str(band.seeds), str(epoch), *numbers])
+                rows.append([*_names(band), str(band.seeds), str(epoch), *numbers])
     caption = "Validation accuracy in % over the epochs: mean, lowest and highest of the seeds."
     header = ("data", "network", "variant", "seeds", "epoch", "mean", "lowest", "highest", "paper mean")
     return _table(caption, header, rows, scope)
 
 
-def wavering_table(found: Sequence[Wavering], scope: Scope) -> Table:
-    rows = []
-    for w in found:
-        names = [TITLES[w.data], TITLES[w.model], TITLES[w.variant]]
-        rows.append([*names, str(len(w.by_seed)), f"{w.mean:.2f}", _shown(w.published, "")])
+def wavering_table(found: Sequence[Cell], scope: Scope) -> Table:
+    rows = [[*_names(w), str(len(w.by_seed)), _shown(w.mean), _shown(w.published, "")] for w in found]
     caption = (
         "How far the validation accuracy of one seed strays from its course between epochs 15 and 100, in points: its "
         "deviation from the mean of those five epochs before and after."
@@ -119,20 +115,14 @@ def audits(runs: Runs, scope: Scope) -> Table:
     terms = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity", "bound")
     words = ("R", "sampled loss", "mean mismatch", "covariance mismatch", "non-Gaussianity (cap)", "bound")
     rows = []
-    for data in scope.datasets:
-        for model in scope.models:
-            for seed in scope.seeds:
-                run = runs.get(f"{data}-{model}-protoseam-{seed}")
-                if run is None:
-                    continue
-                looks = [row["audit"] for row in run["metrics"] if "audit" in row]
-                looks = [
-                    look for look in looks if all(term in look for term in terms)
-                ]  # the others are undefined
-                held = sum(look["risk"] <= look["bound"] for look in looks)
-                last = [f"{looks[-1][term]:.2f}" for term in terms] if looks else [""] * len(terms)
-                verdict = f"{held} of {len(looks)}" if looks else "not audited"
-                rows.append([TITLES[data], TITLES[model], str(seed), verdict, *last])
+    for data, model, seed in itertools.product(scope.datasets, scope.models, scope.seeds):
+        metrics = runs.get(f"{data}-{model}-protoseam-{seed}", {}).get("metrics", [])
+        looks = [row["audit"] for row in metrics if all(term in row.get("audit", {}) for term in terms)]
+        held = sum(look["risk"] <= look["bound"] for look in looks)
+        last = [f"{looks[-1][term]:.2f}" for term in terms] if looks else [""] * len(terms)
+        verdict = f"{held} of {len(looks)}" if looks else "not audited"
+        if metrics:
+            rows.append([TITLES[data], TITLES[model], str(seed), verdict, *last])
     caption = (
         "The deployed risk R and its bound (thm:risk-transfer) on held-out images: at how many looks it held, and the "
         "terms whose sum it is at the last."
@@ -144,22 +134,15 @@ def hyperparameters(runs: Runs, scope: Scope) -> Table:
     """tab:hyperparameters, beside what the files say was used."""
     header = ("data", "network", "variant", "paper lr", "paper decay", "used lr", "used decay")
     rows = []
-    for data in scope.datasets:
-        for model in scope.models:
-            for variant in scope.variants:
-                names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
-                found = [runs[name] for name in names if name in runs]
-                used = [
-                    _values(run["config"]["optim"]["lr"] * run.get("rate_scale", 1.0) for run in found),
-                    _values(run["config"]["optim"]["weight_decay"] for run in found),
-                ]
-                tuned = paper.TUNED.get((data, network(model), variant))
-                if tuned is not None:
-                    stated = [f"{value:g}" for value in tuned]
-                else:
-                    inherits = variant == "unlifted" and data in paper.DATASETS
-                    stated = ["Baseline's" if inherits else ""] * 2
-                rows.append([TITLES[data], TITLES[model], TITLES[variant], *stated, *used])
+    for data, model, variant in itertools.product(scope.datasets, scope.models, scope.variants):
+        names = [f"{data}-{model}-{variant}-{seed}" for seed in scope.seeds]
+        found = [runs[name] for name in names if name in runs]
+        rates = _values(run["config"]["optim"]["lr"] * run.get("rate_scale", 1.0) for run in found)
+        decays = _values(run["config"]["optim"]["weight_decay"] for run in found)
+        inherits = variant == "unlifted" and data in paper.DATASETS
+        tuned = paper.TUNED.get((data, network(model), variant))
+        stated = [f"{v:g}" for v in tuned] if tuned else ["Baseline's" if inherits else ""] * 2
+        rows.append([TITLES[data], TITLES[model], TITLES[variant], *stated, rates, decays])
     return _table("Learning rate and weight decay (tab:hyperparameters).", header, rows, scope)
 
 
@@ -188,6 +171,48 @@ def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
     return _table(caption, header, rows, scope)
 
 
+def grid_table(runs: Runs, scope: Scope) -> Table:
+    """Unlifted's own search by validation accuracy, best first, beside the variants as the paper has them."""
+    rows = []
+    for rate, decay in grid_points(scope):
+        run = runs.get(grid_name(scope, rate, decay))
+        rows.append([f"{rate:g}", f"{decay:g}", _shown(_validation(run))])
+    rows.sort(key=lambda row: row[2] if row[2] != MISSING else "", reverse=True)
+    seed = scope.seeds[0]
+    beside = {
+        v: _validation(runs.get(f"{scope.grid}-{v}-{seed}")) for v in ("unlifted", "baseline", "protoseam")
+    }
+    told = ", ".join(f"{TITLES[v]} {_shown(accuracy)}" for v, accuracy in beside.items())
+    data, _, model = scope.grid.partition("-")
+    caption = (
+        f"Validation accuracy in % of Unlifted with a search of its own, {TITLES[model]} on {TITLES[data]}, seed "
+        f"{seed} (rem:confound). With the settings of Table 1: {told}."
+    )
+    return Table(caption, ("learning rate", "weight decay", "validation accuracy"), rows, scope.note)
+
+
+def _validation(run: dict[str, Any] | None) -> float | None:
+    return None if run is None or run.get("validation_accuracy") is None else 100 * run["validation_accuracy"]
+
+
+def cost_line(runs: Runs) -> str:
+    """The cost of all runs in one sentence: hours, and the energy of those whose device was asked for its power."""
+    trained = [run for run in runs.values() if "config" in run]
+    seconds = sum(run.get("cost", run).get("seconds", 0.0) for run in trained)
+    costs = [run["cost"] for run in trained if "joules" in run.get("cost", {})]
+    known = {str(run.get("environment", {}).get("device")) for run in trained} - {"None"}
+    where = f" on {', '.join(sorted(known))}" if known else ""
+    joules = sum(cost["joules"] for cost in costs)
+    energy = (
+        f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
+        if costs
+        else "not measured"
+    )
+    return (
+        f"Cost: {len(trained)} runs, {seconds / 3600:.1f} hours of training in all{where}; energy {energy}."
+    )
+
+
 def toy_table(rows: Sequence[dict[str, float]], note: str = "") -> Table:
     header = ("σ", "a simulated", "deviation", "a closed form", "slope simulated", "slope closed form")
     keys = ("a_hat_mean", "a_hat_std", "a_star", "slope_mean", "slope")
@@ -214,7 +239,7 @@ def markdown(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """Every row carries the note, in a column of its own: a CSV file has no other place for it."""
+    """Return the table as CSV, with the note in a column of its own."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*table.header, "note"] if table.note else table.header)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from protoseam.lab.experiments.saving import save_figures
+from protoseam.lab.experiments.drawing import new_figure, save_figures
 from protoseam.theory import toy
 
 if TYPE_CHECKING:
@@ -19,39 +19,19 @@ __all__ = ["perturbation_figure", "save_toy_figures", "selection_figure"]
 _INK = {"identity": "#444444", "matched": "#1b6ca8", "limit": "#c4501b", "random": "#bbbbbb"}
 
 
-def _figure() -> tuple[Figure, Any, Any]:
-    """Two panels, outside pyplot: no global state, no window."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "the toy figures need matplotlib: pip install -e '.[report]' in the clone, or leave --out away"
-        ) from error
-    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, left, right
-
-
 def selection_figure(
     rows: Sequence[dict[str, float]],
     *,
     shown: Sequence[float] = (0.1, 0.3, 0.7),  # paper, fig:toy-selection
+    note: str = "",
 ) -> Figure:
-    """Left: the heads that sampling selects. Right: simulated a* and slope beside their closed forms."""
-    figure, left, right = _figure()
+    """Draw the heads that sampling selects, and simulated a* and slope beside their closed forms."""
+    figure, (left, right) = new_figure(9.6, 3.8, (1, 1), note=note)
     z = torch.linspace(-1.9, 1.9, 401, dtype=torch.float64)
     heads = [("identity, $a=0$", 0.0, _INK["identity"], 1.0)]
-    heads += [
-        (
-            f"$\\sigma={sigma:g}$, $a^\\star={toy.optimal_a(sigma):.3f}$",
-            toy.optimal_a(sigma),
-            _INK["matched"],
-            alpha,
-        )
-        for sigma, alpha in zip(shown, torch.linspace(1.0, 0.4, len(shown)).tolist(), strict=True)
-    ]
+    for sigma, alpha in zip(shown, torch.linspace(1.0, 0.4, len(shown)).tolist(), strict=True):
+        a = toy.optimal_a(sigma)
+        heads.append((f"$\\sigma={sigma:g}$, $a^\\star={a:.3f}$", a, _INK["matched"], alpha))
     heads += [("limit, $a=-1/2$", toy.LIMITING_HEAD, _INK["limit"], 1.0)]
     for label, a, color, alpha in heads:
         left.plot(z, toy.head(z, a), color=color, alpha=alpha, lw=1.6, label=label)
@@ -62,21 +42,15 @@ def selection_figure(
     left.set(xlabel="$z$", ylabel="$g_a(z)$", ylim=(-2, 2), title="All heads fit both prototypes")
     left.legend(frameon=False, fontsize=8, loc="upper left")
 
-    sigma = [row["sigma"] for row in rows]
-    grid = torch.linspace(min(sigma), max(sigma), 200).tolist()
+    sigmas = [row["sigma"] for row in rows]
+    grid = torch.linspace(min(sigmas), max(sigmas), 200).tolist()
     right.plot(grid, [toy.optimal_a(s) for s in grid], color=_INK["matched"], label=r"$a^\star(\sigma)$")
     right.plot(grid, [toy.sensitivity(s) for s in grid], color=_INK["limit"], label=r"$|g'_{a^\star}(1)|$")
     for key, color, scale in (("a_hat_mean", _INK["matched"], 1), ("slope_mean", _INK["limit"], 2)):
-        right.errorbar(
-            sigma,
-            [row[key] for row in rows],
-            yerr=[scale * row["a_hat_std"] for row in rows],  # the slope is 1 + 2a
-            fmt="o",
-            ms=4,
-            color=color,
-            capsize=2,
-            label="simulated, ± 1 seed deviation" if scale == 1 else None,
-        )
+        reach = [scale * row["a_hat_std"] for row in rows]  # the slope is 1 + 2a
+        told = "simulated, ± 1 seed deviation" if scale == 1 else None
+        values = [row[key] for row in rows]
+        right.errorbar(sigmas, values, yerr=reach, fmt="o", ms=4, color=color, capsize=2, label=told)
     right.axhline(0, color="black", lw=0.5)
     right.set(xlabel=r"$\sigma$", title="Simulation and closed form")
     right.legend(frameon=False, fontsize=8)
@@ -89,9 +63,10 @@ def perturbation_figure(
     sigma: float = 0.2,  # paper, fig:toy-perturbation
     reach: float = 0.5,
     random_heads: int = 24,
+    note: str = "",
 ) -> Figure:
-    """Loss under a deterministic reconnection error δ: linear axes, and log–log with the slopes 2 and 4."""
-    figure, left, right = _figure()
+    """Draw the loss under a deterministic reconnection error δ: linear, and log–log with the slopes 2 and 4."""
+    figure, (left, right) = new_figure(9.6, 3.8, (1, 1), note=note)
     others = (torch.rand(random_heads, generator=generator, dtype=torch.float64) * 2 - 1).tolist()
     named = [
         ("identity, $a=0$", 0.0, _INK["identity"]),
@@ -120,10 +95,9 @@ def save_toy_figures(
     rows: Sequence[dict[str, float]], out: Path, *, seed: int = 0, note: str = ""
 ) -> list[Path]:
     """Write ``toy-selection`` and ``toy-perturbation`` as PNG and SVG into ``out``; returns the paths."""
+    generator = torch.Generator().manual_seed(seed)
     figures = {
-        "toy-selection": selection_figure(rows),
-        "toy-perturbation": perturbation_figure(generator=torch.Generator().manual_seed(seed)),
+        "toy-selection": selection_figure(rows, note=note),
+        "toy-perturbation": perturbation_figure(generator=generator, note=note),
     }
-    for figure in figures.values() if note else ():
-        figure.suptitle(note, fontsize=9, color="#b00020")
     return save_figures(figures, out)
