@@ -37,7 +37,20 @@ from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = PyPI.simple_url
-EXTRAS = ("vision", "report", "tune", "dev")
+EXTRAS = (
+    "lab",
+    "vision",
+    "report",
+    "tune",
+    "sklearn",
+    "lightning",
+    "timm",
+    "huggingface",
+    "loggers",
+    "onnx",
+    "docs",
+    "dev",
+)
 HEADER = """\
 # The locked environment of `make locked`: every package with the SHA-256 of every file of that release, as the
 # index pages of PyPI list them. Made by .ci/lock.py from constraints.txt, for CPython 3.11 on Linux

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from protoseam.core.covariance import class_moments, factorize
+from protoseam.lab.audit import FULL, QUICK, audit_seam, linear_head
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import OptimConfig, RunConfig
@@ -34,7 +35,6 @@ from protoseam.lab.engine.epoch import audit as audit_epoch
 from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import environment
-from protoseam.theory import FULL, QUICK, audit_seam, linear_head
 
 EVERY = 10
 TARGET = 0.02

@@ -1,4 +1,4 @@
-"""The method from its pure functions, with no module in between: the algorithm of the paper; about 2 s."""
+"""The method from its pure functions, with no module in between: the paper's algorithm, line by line; about 2 s."""
 
 import torch
 from sklearn.datasets import load_digits

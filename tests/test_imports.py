@@ -15,7 +15,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"errors"},
     "seam": {"core", "errors"},
     "theory": {"core", "errors"},
-    "protoseam": {"core", "seam", "errors"},  # the names users meet
+    "protoseam": {"core", "seam", "theory", "errors"},  # the names users meet
     "adapters": {"core", "seam", "errors", "protoseam"},
     "__main__": {"lab.cli"},
     "lab": set(),
@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "lab.models": {"lab", "errors"},
     "lab.kernels": {"lab", "lab.models", "core", "errors"},
     "lab.pipeline": {"lab", "lab.data", "lab.kernels", "errors"},
-    "lab.engine": {"lab", "lab.data", "lab.models", "lab.kernels", "lab.pipeline", *LIBRARY},
+    "lab.audit": {"lab", "core", "theory", "errors"},
+    "lab.engine": {"lab", "lab.audit", "lab.data", "lab.models", "lab.kernels", "lab.pipeline", *LIBRARY},
 }
 ALLOWED["lab.experiments"] = ALLOWED["lab.engine"] | {"lab.engine"}
 ALLOWED["lab.report"] = ALLOWED["lab.experiments"] | {"lab.experiments"}

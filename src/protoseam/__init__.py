@@ -8,29 +8,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from protoseam import core
-    from protoseam.core.schedules import ConstantRho, SineAnneal
-    from protoseam.seam.covariance import (
-        AbstractCovariance,
-        ExactCovariance,
-        IsotropicCovariance,
-        RunningCovariance,
-        SwitchCovariance,
-    )
-    from protoseam.seam.guards import SeamError, SeamWarning
-    from protoseam.seam.lift import lift
-    from protoseam.seam.lifted import Lifted, Terms
-    from protoseam.seam.split import SplitError, split
-
 __version__ = "0.1.0"
 
 __all__ = [
     "AbstractCovariance",
+    "ArgumentError",
+    "ArgumentTypeError",
     "ConstantRho",
     "ExactCovariance",
     "IsotropicCovariance",
     "Lifted",
+    "MissingDependencyError",
+    "ProtoSeamError",
     "RunningCovariance",
     "SeamError",
     "SeamWarning",
@@ -43,24 +32,53 @@ __all__ = [
     "lift",
     "load",
     "split",
+    "theory",
 ]
 
-_HOME = {
-    "ConstantRho": "core.schedules",
-    "SineAnneal": "core.schedules",
-    "AbstractCovariance": "seam.covariance",
-    "ExactCovariance": "seam.covariance",
-    "IsotropicCovariance": "seam.covariance",
-    "RunningCovariance": "seam.covariance",
-    "SwitchCovariance": "seam.covariance",
-    "SeamError": "seam.guards",
-    "SeamWarning": "seam.guards",
-    "lift": "seam.lift",
-    "Lifted": "seam.lifted",
-    "Terms": "seam.lifted",
-    "SplitError": "seam.split",
-    "split": "seam.split",
-}
+if TYPE_CHECKING:  # a type checker sees these names and no others: __getattr__ below would allow any
+    from protoseam import core, theory
+    from protoseam.core.schedules import ConstantRho, SineAnneal
+    from protoseam.errors import (
+        ArgumentError,
+        ArgumentTypeError,
+        MissingDependencyError,
+        ProtoSeamError,
+        SeamError,
+        SeamWarning,
+        SplitError,
+    )
+    from protoseam.seam.covariance import (
+        AbstractCovariance,
+        ExactCovariance,
+        IsotropicCovariance,
+        RunningCovariance,
+        SwitchCovariance,
+    )
+    from protoseam.seam.lift import lift
+    from protoseam.seam.lifted import Lifted
+    from protoseam.seam.split import split
+    from protoseam.seam.terms import Terms
+else:
+    _HOMES = {
+        "core.schedules": ("ConstantRho", "SineAnneal"),
+        "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
+        "seam.covariance": tuple(name for name in __all__ if name.endswith("Covariance")),
+        "seam.lift": ("lift",),
+        "seam.lifted": ("Lifted",),
+        "seam.split": ("split",),
+        "seam.terms": ("Terms",),
+    }
+    _HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            value = getattr(importlib.import_module(f"protoseam.{_HOME[name]}"), name)
+        elif name in ("core", "theory"):
+            value = importlib.import_module(f"protoseam.{name}")
+        else:
+            raise AttributeError(f"module 'protoseam' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def load(path: "str | os.PathLike[str]", *, device: str = "cpu") -> Any:
@@ -84,17 +102,6 @@ def load(path: "str | os.PathLike[str]", *, device: str = "cpu") -> Any:
     # by name: the library itself never imports the lab
     deployed = importlib.import_module("protoseam.lab.engine.deployed")
     return deployed.load(Path(path).expanduser(), device=device)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"protoseam.{_HOME[name]}"), name)
-    elif name in ("core", "theory"):
-        value = importlib.import_module(f"protoseam.{name}")
-    else:
-        raise AttributeError(f"module 'protoseam' has no attribute {name!r}")
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

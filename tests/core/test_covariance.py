@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from protoseam.core import (
+    automatic_floor,
     class_factors,
     class_moments,
     covariance,
     factorize,
-    optimal_floor,
     split_half_error,
 )
 from protoseam.core.covariance import MIN_AUTO_FLOOR, Structure, normalise_scatter, scatter_shape
@@ -329,7 +329,7 @@ def test_every_sweep_is_summed_over_the_processes(floor: float | str, sweeps: in
 
 @pytest.mark.parametrize(("epsilon", "k"), [(0.5, 4), (2.0, 32), (1e-3, 9)])
 def test_optimal_floor_minimises_the_bound(epsilon: float, k: int) -> None:
-    best = optimal_floor(torch.tensor(epsilon, dtype=torch.float64), k).item()
+    best = automatic_floor(torch.tensor(epsilon, dtype=torch.float64), k).item()
     assert best == pytest.approx(math.sqrt(epsilon / (2 * math.sqrt(k))), rel=1e-14)
 
     def bound(sigma0: float) -> float:
@@ -339,7 +339,7 @@ def test_optimal_floor_minimises_the_bound(epsilon: float, k: int) -> None:
 
 
 def test_the_automatic_floor_never_vanishes() -> None:
-    assert optimal_floor(torch.tensor(0.0), 4).item() == pytest.approx(MIN_AUTO_FLOOR) == 1e-3
+    assert automatic_floor(torch.tensor(0.0), 4).item() == pytest.approx(MIN_AUTO_FLOOR) == 1e-3
     collapsed = class_factors(torch.ones(8, K), torch.arange(8) % 2, 2, "auto")
     assert torch.allclose(collapsed.factors, 1e-3 * torch.eye(K))
 
@@ -371,7 +371,7 @@ def test_the_automatic_floor_halves_each_class(structure: Structure) -> None:
     even, odd = [0, 1, 4, 5, 8, 10], [2, 3, 6, 7, 9, 11]
     halves = [class_moments(z[rows], y[rows], 3, structure=structure)[2] for rows in (even, odd)]
     found = class_factors(z, y, 3, "auto", structure=structure)
-    expected = optimal_floor(split_half_error(*halves), K)
+    expected = automatic_floor(split_half_error(*halves), K)
     assert found.floor.dtype == torch.float64
     assert found.floor.item() == pytest.approx(expected.item(), rel=1e-12)
     assert torch.allclose(found.floor_used, expected.expand_as(found.floor_used))

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from protoseam.core import (
+    automatic_floor,
     consensus,
     empty_moments,
     factorize,
     merge_batch_,
     merge_moments,
-    optimal_floor,
     repulsion,
     sample,
     sampled_classification,
@@ -57,7 +57,7 @@ def test_running_statistics_and_factors(structure: Structure) -> None:
     merge_batch_(moments, elsewhere(B, K), y, window=9.0, mean_window=math.inf)
     whole = merge_moments(moments, moments)
     covariance = normalise_scatter(whole.count_C, whole.scatter)
-    floor = optimal_floor(split_half_error(covariance, covariance), K)
+    floor = automatic_floor(split_half_error(covariance, covariance), K)
     for given in (floor, 0.1):
         factors, used = factorize(covariance, given)
         assert factors.device == used.device == META

@@ -50,8 +50,6 @@ def test_while_compiling_nothing_of_this_thread_runs_and_afterwards_all_is_there
     v, lr = torch.zeros(999, device="cuda"), torch.full((1,), 0.5, device="cuda")
     work = torch.zeros(999, device="cuda", dtype=torch.float16)
     x = torch.zeros(1, device="cuda", requires_grad=True)
-    compiled = kernels._sgd.device_caches[torch.cuda.current_device()][0]
-    before = len(compiled)
     with kernels.compiling():
         Launched.apply(x).backward()
         update(p)
@@ -60,7 +58,6 @@ def test_while_compiling_nothing_of_this_thread_runs_and_afterwards_all_is_there
         thread.join()
     assert torch.equal(p, torch.ones_like(p))
     assert torch.allclose(other, torch.full_like(other, 1 - 0.5 * 1.9))
-    assert len(compiled) == before + 1
     v.zero_()
     Launched.apply(x).backward()
     assert torch.allclose(p, torch.full_like(p, 1 - 0.5 * 1.9))

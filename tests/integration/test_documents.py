@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,11 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import protoseam as ps
 from protoseam.lab.cli.main import VERBS
 from protoseam.lab.cli.options import spelled
-from protoseam.lab.engine.config import from_dict, parse_yaml
+from protoseam.lab.cli.parser import read_command
+from protoseam.lab.engine.settings import from_dict, parse_yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,9 +43,15 @@ def prepared() -> dict[str, Any]:
         nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10),
     )  # fmt: skip
+    loader = DataLoader(TensorDataset(x[first], y[first]), batch_size=64, shuffle=True)
+    net = ps.lift(model, num_classes=10)
+    net.initialize(loader)
     return {
+        "torch": torch,
+        "ps": ps,
+        "net": net,
         "model": model,
-        "loader": DataLoader(TensorDataset(x[first], y[first]), batch_size=64, shuffle=True),
+        "loader": loader,
         "held_out": DataLoader(TensorDataset(x[rest], y[rest]), batch_size=256),
         "x": x[first[:64]],
         "y": y[first[:64]],
@@ -72,11 +83,7 @@ def parse(verb: str, words: list[str]) -> None:
         return
     module = importlib.import_module(f"protoseam.lab.cli.{verb}")
     if hasattr(module, "build_parser"):
-        from protoseam.lab.cli import train
-
-        parser = module.build_parser(train.find_recipe(words))
-        words = spelled(words, parser)
-        parser.parse_args(train._listed(words) if verb == "train" else words)
+        read_command(module.build_parser(), words)
     else:
         parser = argparse.ArgumentParser(prog=f"protoseam {verb}")
         module.add_arguments(parser)
@@ -95,6 +102,8 @@ def evaluate_config(example: Example) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with the one file that a command of the documents reads when it is parsed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])  # a page may be a script
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # hosts leave their variables there
     config = tmp_path / "sweeps" / "digits-mlp" / "baseline" / "best.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("epochs: 1\n")
@@ -146,3 +155,12 @@ def test_a_command_that_does_not_parse_is_noticed() -> None:
         check_commands("protoseam train --data digits --epochen 3")
     with pytest.raises(SystemExit):
         check_commands("protoseam eval")
+
+
+def test_the_demos_table_in_the_readme_is_that_of_its_results() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-").replace("*", "")
+    summary = json.loads((ROOT / "results" / "demo" / "results.json").read_text())["summary"]
+    for variant, row in summary.items():
+        gain = f"{row['difference']:+.2f}" if row["difference"] else ""
+        figures = f"| {row['mean']:.2f} | {row['spread']:.2f} | {gain}".strip()
+        assert re.search(rf"^\| {variant}[^|]*{re.escape(figures)}", text, re.MULTILINE), variant

@@ -21,6 +21,7 @@ SAYS = {
     "06_functions_only": r"test accuracy 9\d\.\d %",
     "07_ddp_two_processes": r"same in both: True",
     "08_fine_tune": r"new classes 9\d\.\d %",
+    "timm_train": r"ResNet: validation accuracy of the average 9\d\.\d %",
 }
 
 

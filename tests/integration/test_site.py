@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import protoseam
+from protoseam import errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,3 +52,16 @@ def test_every_page_is_in_the_navigation(builder: ModuleType, tmp_path: Path) ->
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert there <= set(shown)
     assert len(shown) == len(set(shown))
+
+
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    text = (ROOT / "docs" / "api" / "protoseam.md").read_text(encoding="utf-8")
+    public = set(protoseam.__all__) - {
+        "__version__",
+        "core",
+        "theory",
+        "adapters",
+    }  # the last three have pages
+    shown = {found.rpartition(".")[2] for found in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    everything = set(vars(errors)) if "errors" in shown else set()
+    assert public <= shown | everything

@@ -64,9 +64,9 @@ def test_as_many_labels_as_samples() -> None:
         ({"schedule": 16}, "a schedule such as .*got 16"),
         ({"num_classes": "10"}, "num_classes must be a whole number, got '10'"),
         ({"dim": 2.5}, "dim must be a whole number, got 2.5"),
-        ({"draws": 0}, "draws must be at least 1, got 0"),
-        ({"alpha": -1.0}, "alpha .* positive, got -1.0"),
-        ({"repulsion_scale": float("nan")}, "repulsion_scale must be 0 or more, .* got nan"),
+        ({"draws": 0}, "draws .*at least 1, got 0"),
+        ({"alpha": -1.0}, "alpha .*0.* got -1.0"),
+        ({"repulsion_scale": float("nan")}, "repulsion_scale .*0.* got nan"),
         ({"schedule": lambda e, n: -1.0}, "gives ρ = -1.0 for epoch 1 of 2: ρ must be positive and finite"),
     ],
 )
@@ -156,7 +156,7 @@ def test_other_values_that_are_not_finite(who: str, term: str) -> None:
 
 def test_divergence_on_an_accelerator_is_noticed_at_the_epochs_end() -> None:
     net = lifted()
-    net._last_terms = torch.tensor(torch.nan)  # what the last step left there
+    net._checks._last_total = torch.tensor(torch.nan)  # what the last step left there
     for call in (lambda: net.set_progress(1, 9), lambda: net.refresh(DATA)):
         with pytest.raises(
             ps.SeamError, match=r"the objective is not finite: training has diverged\. Lower the learning"
@@ -339,7 +339,7 @@ def test_initialising_what_was_loaded_is_told() -> None:
     trained = lifted()
     net = ps.lift(network(), dim=trained.dim, covariance=ps.ExactCovariance())
     net.load_state_dict(trained.state_dict())
-    with pytest.warns(ps.SeamWarning, match="had values already.*leave net.initialize out"):
+    with pytest.warns(ps.SeamWarning, match="had values already.*net.initialize"):
         net.initialize(DATA)
 
 

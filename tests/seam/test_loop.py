@@ -256,7 +256,7 @@ def test_a_look_at_the_head_changes_nothing_of_it() -> None:
     net.set_progress(19, 100)
     before, drawn = {k: v.clone() for k, v in n2.state_dict().items()}, torch.get_rng_state()
     net.refresh()
-    assert net._loop.said  # it did look
+    assert net._checks._loop.said  # it did look
     assert same(n2.state_dict(), before)
     assert torch.equal(drawn, torch.get_rng_state())
     assert n2.training
@@ -268,7 +268,7 @@ def test_very_many_classes_are_not_looked_at() -> None:
     net = ps.lift(halves, init="random", covariance=ps.IsotropicCovariance())
     net.set_progress(19, 100)
     net.refresh()
-    assert not net._loop.said
+    assert not net._checks._loop.said
 
 
 def grouped(**options: Any) -> list[tuple[str, float, int]]:

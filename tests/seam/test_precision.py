@@ -130,7 +130,7 @@ def test_a_double_network_is_swept_in_double() -> None:
 def test_the_objective_never_reads_a_value(make: Callable[[], ps.AbstractCovariance]) -> None:
     """Meta tensors have no values: whatever would wait for a device, `.item()` or `if tensor`, raises here."""
     net = lifted(covariance=make(), draws=2, antithetic=True)
-    net.class_weights, net._counted = "frequency", True
+    net.class_weights, net._checks.counted = "frequency", True
     net.to("meta")
     x, y = X.to("meta"), Y.to("meta")
     with pytest.raises(RuntimeError, match="meta tensors"):

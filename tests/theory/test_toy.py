@@ -91,10 +91,15 @@ def test_sample_beyond_the_second_root_is_put_right_on_the_wrong_side() -> None:
     assert 100 * regained > 0.3
 
 
+def second_order_loss(a: float, sigma: float) -> float:
+    """σ²(1 + 2a)², the curvature penalty ½ tr(Σ∇²ℓ) of this model."""
+    return (sigma * (1 + 2 * a)) ** 2
+
+
 def test_second_order_form_and_its_remainder() -> None:
     levels = [0.01, 0.02, 0.04]
     for a in (0.0, 0.3, -0.5):
-        remainder = [toy.sampled_loss(a, s) - toy.second_order_loss(a, s) for s in levels]
+        remainder = [toy.sampled_loss(a, s) - second_order_loss(a, s) for s in levels]
         if a == 0:
             assert remainder == pytest.approx([0, 0, 0], abs=1e-18)
         else:
@@ -103,7 +108,7 @@ def test_second_order_form_and_its_remainder() -> None:
     z = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad((toy.head(z, 0.3) - 1) ** 2, z, create_graph=True)
     (second,) = torch.autograd.grad(first, z)
-    assert 0.5 * 0.1**2 * float(second) == pytest.approx(toy.second_order_loss(0.3, 0.1), rel=1e-12)
+    assert 0.5 * 0.1**2 * float(second) == pytest.approx(second_order_loss(0.3, 0.1), rel=1e-12)
 
 
 def test_toy_loss_is_outside_the_hypothesis_of_prop_smoothing() -> None:

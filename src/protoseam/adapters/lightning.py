@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from protoseam.seam.guards import SeamError
+from protoseam.errors import SeamError
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
 from protoseam.seam.processes import world_size

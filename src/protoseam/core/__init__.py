@@ -5,13 +5,13 @@ from protoseam.core.calibration import calibration_error, fit_temperature, negat
 from protoseam.core.covariance import (
     ClassFactors,
     Moments,
+    automatic_floor,
     class_factors,
     class_moments,
     empty_moments,
     factorize,
     merge_batch_,
     merge_moments,
-    optimal_floor,
     split_half_error,
 )
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
@@ -20,6 +20,7 @@ from protoseam.core.initializers import forward_sweep, random_prototypes, unit_v
 from protoseam.core.objective import (
     consensus,
     consensus_slope,
+    prototype_gradient,
     pull_points,
     repulsion,
     sampled_classification,
@@ -36,6 +37,7 @@ __all__ = [
     "Schedule",
     "SineAnneal",
     "at_least_float32",
+    "automatic_floor",
     "calibration_error",
     "class_factors",
     "class_moments",
@@ -52,9 +54,9 @@ __all__ = [
     "merge_batch_",
     "merge_moments",
     "negative_log_likelihood",
-    "optimal_floor",
     "pooled_covariance",
     "prototype_factors",
+    "prototype_gradient",
     "pull_points",
     "random_prototypes",
     "repulsion",

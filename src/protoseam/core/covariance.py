@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from protoseam.core.devices import cuda_kernels
+from protoseam.errors import ArgumentError
 
 __all__ = [
     "ClassFactors",
     "Moments",
     "Structure",
+    "automatic_floor",
     "between_scatter",
     "class_factors",
     "class_moments",
@@ -32,7 +34,6 @@ __all__ = [
     "merge_batch_",
     "merge_moments",
     "normalise_scatter",
-    "optimal_floor",
     "split_half_error",
 ]
 
@@ -66,7 +67,7 @@ class ClassFactors(NamedTuple):
 
 def check_structure(structure: Structure) -> Structure:
     if structure not in get_args(Structure):
-        raise ValueError(f"structure must be full, diagonal or shared, got {structure!r}")
+        raise ArgumentError(f"structure must be full, diagonal or shared, got {structure!r}")
     return structure
 
 
@@ -85,9 +86,9 @@ def empty_moments(
 def check_one_label_each(z_BK: Tensor, y_B: Tensor) -> None:
     """Broadcasting would make something of other lengths, and nothing sensible."""
     if len(z_BK) != len(y_B):
-        raise ValueError(f"{len(z_BK)} samples but {len(y_B)} labels: give one label each")
+        raise ArgumentError(f"{len(z_BK)} samples but {len(y_B)} labels: give one label each")
     if y_B.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"labels must be int64 or int32, got {y_B.dtype}: pass y.long()")
+        raise ArgumentError(f"labels must be int64 or int32, got {y_B.dtype}: pass y.long()")
 
 
 def check_one_target_each(z_BK: Tensor, y: Tensor) -> None:
@@ -95,7 +96,7 @@ def check_one_target_each(z_BK: Tensor, y: Tensor) -> None:
     if not y.is_floating_point():
         check_one_label_each(z_BK, y)
     elif len(z_BK) != len(y):
-        raise ValueError(f"{len(z_BK)} samples but {len(y)} rows of soft targets: give one row each")
+        raise ArgumentError(f"{len(z_BK)} samples but {len(y)} rows of soft targets: give one row each")
 
 
 def class_moments(
@@ -141,7 +142,7 @@ def _sizes(y_N: Tensor, num_classes: int) -> tuple[Tensor, list[int]]:
     """Samples of each class, and where each class begins among samples sorted by class."""
     count_C = torch.bincount(y_N, minlength=num_classes)
     if len(count_C) != num_classes:
-        raise ValueError(
+        raise ArgumentError(
             f"labels must lie in 0…{num_classes - 1}, but the largest is {len(count_C) - 1}: "
             "check num_classes, or subtract 1 if they start from 1"
         )
@@ -228,7 +229,7 @@ def class_factors(
                 for half in (rows[::2], rows[1::2])
             ]
             error += split_half_error(*covariances) * (hi - lo) / num_classes
-        sigma0 = optimal_floor(error, K)
+        sigma0 = automatic_floor(error, K)
     else:
         sigma0 = torch.tensor(floor, dtype=torch.float64, device=out.device)
     counts, means, used = [], [], []
@@ -266,7 +267,7 @@ def split_half_error(covariance_a: Tensor, covariance_b: Tensor) -> Tensor:
     return 0.5 * (covariance_a - covariance_b).flatten(1).norm(dim=1).mean()
 
 
-def optimal_floor(epsilon: Tensor, dim: int) -> Tensor:
+def automatic_floor(epsilon: Tensor, dim: int) -> Tensor:
     """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0) (after eq:controlled-bound-full)."""
     return (epsilon / (2 * dim**0.5)).sqrt().clamp_min(MIN_AUTO_FLOOR)
 

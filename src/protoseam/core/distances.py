@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["mahalanobis"]
 
 # Doubles in one block of whitened residuals: 2 Mi are 16 MiB.
@@ -28,12 +30,12 @@ def mahalanobis(z_BK: Tensor, prototypes_CK: Tensor, factors: Tensor) -> Tensor:
         ``(B, C)``.
 
     Raises:
-        ValueError: if embeddings and prototypes differ in width.
+        ArgumentError: if embeddings and prototypes differ in width.
     """
     B, K = z_BK.shape
     C = len(prototypes_CK)
     if prototypes_CK.shape[1] != K:
-        raise ValueError(
+        raise ArgumentError(
             f"embeddings have width {K} but prototypes {prototypes_CK.shape[1]}: give both from one seam"
         )
     z_BK, s_CK, factors = z_BK.double(), prototypes_CK.double(), factors.double()

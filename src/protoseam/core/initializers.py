@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["forward_sweep", "random_prototypes", "unit_vectors"]
 
 
@@ -12,7 +14,7 @@ def forward_sweep(count_C: Tensor, mean_CK: Tensor) -> Tensor:
     """FSInit: s_i = mean of N1 over D_i. Every class needs a sample."""
     empty = (count_C == 0).nonzero().flatten().tolist()
     if empty:
-        raise ValueError(
+        raise ArgumentError(
             f"FSInit puts each prototype on its class mean, but {_name(empty)} no sample. "
             "Check num_classes and the labels, or start elsewhere: init='random'"
         )
@@ -29,7 +31,7 @@ def random_prototypes(
 def unit_vectors(num_classes: int, dim: int) -> Tensor:
     """s_i = e_i, which needs k = n."""
     if num_classes != dim:
-        raise ValueError(
+        raise ArgumentError(
             f"unit-vector prototypes need dim = num_classes; got dim={dim}, num_classes={num_classes}. "
             f"Lift with dim={num_classes}, or use init='fsinit' or 'random'"
         )

@@ -16,10 +16,12 @@ from protoseam.core.covariance import check_one_target_each
 from protoseam.core.devices import cuda_kernels
 from protoseam.core.precision import at_least_float32, no_autocast
 from protoseam.core.sampling import sample
+from protoseam.errors import ArgumentError
 
 __all__ = [
     "consensus",
     "consensus_slope",
+    "prototype_gradient",
     "pull_points",
     "repulsion",
     "sampled_classification",
@@ -40,7 +42,7 @@ def pull_points(y: Tensor, prototypes_CK: Tensor) -> Tensor:
         # index_select, not [y]: its backward is one index_add instead of a sort
         return s_CK.index_select(0, y)
     if y.ndim != 2 or y.shape[1] != len(s_CK):
-        raise ValueError(
+        raise ArgumentError(
             f"soft targets must be (batch, {len(s_CK)}), one probability per class; got shape {tuple(y.shape)}"
         )
     with no_autocast(s_CK.device):
@@ -70,6 +72,22 @@ def consensus(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tenso
 def consensus_slope(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
     """∂/∂N1(x) of :func:`consensus`: ρ/|B| (N1(x) − s_y). Minus its sums over the classes (−qᵀ·) are ∂/∂S."""
     return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)) * (rho / len(y))
+
+
+def prototype_gradient(apart_CK: Tensor, y: Tensor, slope_BK: Tensor) -> Tensor:
+    """Return ∂/∂S of the whole objective.
+
+    Args:
+        apart_CK: ∂/∂S of the terms that no image enters; overwritten.
+        y: labels ``(B,)`` or soft targets ``(B, C)``.
+        slope_BK: what :func:`consensus_slope` returns for the batch.
+
+    Returns:
+        ``apart_CK`` minus the sums of the slopes over the classes (for soft targets qᵀ·slope), ``(C, K)``.
+    """
+    if y.is_floating_point():
+        return apart_CK.sub_(y.to(slope_BK.dtype).T @ slope_BK)
+    return apart_CK.index_add_(0, y, slope_BK, alpha=-1)
 
 
 def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: paper, eq:penalty
@@ -161,13 +179,13 @@ def sampled_classification(
         losses = at_least_float32(loss_fn(logits, labels))
     if losses.ndim == 0:
         if class_weights is not None:
-            raise ValueError(
+            raise ArgumentError(
                 "class weights need one loss a sample, but loss_fn returned their mean: "
                 "give it reduction='none'"
             )
         return losses
     if losses.numel() != draws * C:
-        raise ValueError(
+        raise ArgumentError(
             f"loss_fn must return one loss a sample ({draws * C} of them) or a scalar; "
             f"it returned shape {tuple(losses.shape)}"
         )

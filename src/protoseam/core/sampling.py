@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from protoseam.core.precision import at_least_float32, no_autocast
+from protoseam.errors import ArgumentError
 
 __all__ = ["apply_factors", "sample"]
 
@@ -28,7 +29,7 @@ def apply_factors(factors: Tensor, xi_MCK: Tensor) -> Tensor:
     if factors.ndim == 2:  # standard deviations: (C or 1, K or 1)
         return factors * xi_MCK
     if factors.ndim != 3:
-        raise ValueError(
+        raise ArgumentError(
             f"factors must be (C, K, K), (1, K, K), (C, K) or (1, 1); got shape {tuple(factors.shape)}"
         )
     if factors.shape[0] == 1:  # one matrix: a single GEMM over all draws of all classes
@@ -39,9 +40,9 @@ def apply_factors(factors: Tensor, xi_MCK: Tensor) -> Tensor:
 
 def check_draws(draws: int, antithetic: bool) -> None:
     if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+        raise ArgumentError(f"draws must be at least 1, got {draws}")
     if antithetic and draws % 2:
-        raise ValueError(f"antithetic draws come in pairs: draws must be even, got {draws}")
+        raise ArgumentError(f"antithetic draws come in pairs: draws must be even, got {draws}")
 
 
 def sample(

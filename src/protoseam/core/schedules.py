@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["ConstantRho", "Schedule", "SineAnneal", "rho_at", "sine_anneal"]
 
 Schedule = Callable[[int, int], float]
@@ -18,7 +20,9 @@ def sine_anneal(epoch: int, epochs: int, rho_min: float, rho_max: float) -> floa
     classes would be pressed together at once. Past the last epoch ρ stays at ρmax.
     """
     if epochs < 1 or epoch < 0:
-        raise ValueError(f"the schedule needs epochs ≥ 1 and epoch ≥ 0, got epoch={epoch}, epochs={epochs}")
+        raise ArgumentError(
+            f"the schedule needs epochs ≥ 1 and epoch ≥ 0, got epoch={epoch}, epochs={epochs}"
+        )
     progress = min(epoch / max(epochs - 1, 1), 1.0)
     return rho_min + (rho_max - rho_min) * math.sin(0.5 * math.pi * progress)
 
@@ -32,7 +36,7 @@ def rho_at(schedule: Schedule, epoch: int, epochs: int) -> float:
             raise
         rho = float(schedule(0, 2))
     if not 0 < rho < math.inf:
-        raise ValueError(
+        raise ArgumentError(
             f"the schedule gives ρ = {rho} for epoch {epoch} of {epochs}: ρ must be positive and finite"
         )
     return rho
@@ -47,7 +51,7 @@ class SineAnneal:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho_min <= self.rho_max:
-            raise ValueError(f"need 0 < rho_min ≤ rho_max, got {self.rho_min} and {self.rho_max}")
+            raise ArgumentError(f"need 0 < rho_min ≤ rho_max, got {self.rho_min} and {self.rho_max}")
 
     def __call__(self, epoch: int, epochs: int) -> float:
         return sine_anneal(epoch, epochs, self.rho_min, self.rho_max)
@@ -61,7 +65,7 @@ class ConstantRho:
 
     def __post_init__(self) -> None:
         if not self.rho > 0:
-            raise ValueError(f"rho must be positive, got {self.rho}")
+            raise ArgumentError(f"rho must be positive, got {self.rho}")
 
     def __call__(self, epoch: int, epochs: int) -> float:
         return self.rho

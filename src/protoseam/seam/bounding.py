@@ -17,7 +17,7 @@ from protoseam.core.bounds import consensus_factor, head_factor, prototype_facto
 from protoseam.seam.processes import all_reduce, world_size
 
 if TYPE_CHECKING:
-    from protoseam.seam.lifted import Lifted
+    from protoseam.seam.network import LiftedNetwork
 
 __all__ = ["GradientBounds", "bounded", "watched_features"]
 
@@ -46,7 +46,7 @@ class GradientBounds:
         self._weight: Tensor | None = None  # 1, or what a loss scale or an accumulation makes of it
 
     @torch.no_grad()
-    def begin(self, net: Lifted, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
+    def begin(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
         n1, n2 = _gradients(net.n1), _gradients(net.n2)
         left: Tensor | None
@@ -62,13 +62,13 @@ class GradientBounds:
         self._features = None if features is None else _added(weight * features, left, self._features)
         self._weight = _added(weight, left, self._weight)
 
-    def apply(self, net: Lifted, loss: Tensor, features: Tensor | None) -> None:
+    def apply(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
         self._loss, self._features, self._weight = loss, features, torch.ones_like(loss)
         self.end(net)
 
     @torch.no_grad()
-    def end(self, net: Lifted) -> None:
+    def end(self, net: LiftedNetwork) -> None:
         """All gradients are there: bring them within their limits."""
         if self._loss is None or self._weight is None:
             return
@@ -95,7 +95,7 @@ class GradientBounds:
             s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
         self._applied = body, head
 
-    def _add_decay(self, net: Lifted, share: Tensor) -> None:
+    def _add_decay(self, net: LiftedNetwork, share: Tensor) -> None:
         """Add ``share`` times SGD's weight decay to N1's gradients.
 
         SGD steps along g + λp. A gradient of s·g − (1 − s)·λp makes that s·(g + λp): a smaller step, with decay and
@@ -131,7 +131,7 @@ def watched_features(last: nn.Linear | None) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def bounded(net: Lifted, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
+def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
     """``total``, whose backward ends with ``bounds`` applied to the gradients of ``net``."""
     out: Tensor = _Bounded.apply(total, loss.detach(), net, bounds)
     return out
@@ -141,7 +141,7 @@ class _Bounded(torch.autograd.Function):
     """The identity; its backward is the first of the objective's, and asks to be called again after the last."""
 
     @staticmethod
-    def forward(ctx: Any, total: Tensor, loss: Tensor, net: Lifted, bounds: GradientBounds) -> Tensor:
+    def forward(ctx: Any, total: Tensor, loss: Tensor, net: LiftedNetwork, bounds: GradientBounds) -> Tensor:
         ctx.loss, ctx.features, ctx.net, ctx.bounds = loss, bounds.feature_square, net, bounds
         return total.view_as(total)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from protoseam.errors import ArgumentTypeError
+
 __all__ = ["accepted_names", "call", "inputs_and_labels"]
 
 LABEL_KEYS = ("labels", "label")
@@ -35,17 +37,17 @@ def inputs_and_labels(batch: Any, what: str) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         key = next((key for key in LABEL_KEYS if key in batch), None)
         if key is None:
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{what} found no labels in a batch with the keys {', '.join(map(repr, batch))}: name them "
                 "'labels', or yield (inputs, labels) pairs"
             )
         return {name: part for name, part in batch.items() if name != key}, batch[key]
     if not isinstance(batch, list | tuple) or len(batch) < 2:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{what} needs a loader of (inputs, labels) pairs, but it yielded {type(batch).__name__}"
         )
     if len(batch) > 2 and _index_first(batch):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{what} needs a loader whose batches begin with (inputs, labels), but they begin with an index or "
             "a label: leave it out, as in [(x, y) for _, x, y in loader]"
         )

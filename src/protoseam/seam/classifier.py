@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from protoseam.seam.guards import SeamWarning
+from protoseam.errors import ArgumentError, SeamWarning
 
 __all__ = [
     "check_replaceable",
@@ -34,7 +34,7 @@ def get_layer(model: nn.Module, name: str) -> nn.Module:
         return layers[name]
     close = difflib.get_close_matches(name, list(layers), n=3, cutoff=0.4)
     shown = close or [n for n in layers if n and "." not in n]
-    raise ValueError(
+    raise ArgumentError(
         f"{type(model).__name__} has no layer named {name!r}. "
         f"{'Did you mean' if close else 'It has'} {', '.join(map(repr, shown))}? "
         "dict(model.named_modules()) lists them all"
@@ -48,7 +48,7 @@ def refuse_meta(model: nn.Module | tuple[nn.Module, ...]) -> None:
             [*half.named_parameters(), *half.named_buffers()] if isinstance(half, nn.Module) else []
         ):
             if value.is_meta:
-                raise ValueError(
+                raise ArgumentError(
                     f"{name!r} of {type(half).__name__} is on the meta device, where tensors have no values: build the "
                     "model on a real device, or model.to_empty(device='cpu') and load its weights"
                 )
@@ -58,7 +58,7 @@ def find_classifier(model: nn.Module, num_classes: int | None) -> str:
     """The name of the last Linear, which must have ``num_classes`` outputs (if that is given)."""
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if not linears:
-        raise ValueError(
+        raise ArgumentError(
             f"{type(model).__name__} has no nn.Linear to lift. Cut it behind another layer: ps.lift(model, "
             "at='layer name', probe=x) with a batch of inputs x, or lift two halves: ps.lift((n1, n2), probe=x)"
         )
@@ -66,7 +66,7 @@ def find_classifier(model: nn.Module, num_classes: int | None) -> str:
     if matching:
         return matching[-1]
     last, layer = list(linears.items())[-1]
-    raise ValueError(
+    raise ArgumentError(
         f"num_classes={num_classes}, but the last Linear of {type(model).__name__}, {last!r}, has "
         f"{layer.out_features} outputs. Build the model for {num_classes} classes, or say at={last!r} "
         f"to replace that layer by a new {num_classes}-class head"
@@ -76,7 +76,7 @@ def find_classifier(model: nn.Module, num_classes: int | None) -> str:
 def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
     """Two plain Linears take the layer's place: refuse one without sizes yet, say what is lost with another."""
     if isinstance(layer.weight, nn.parameter.UninitializedParameter):
-        raise ValueError(
+        raise ArgumentError(
             f"the last layer, {name!r}, has no sizes yet ({type(layer).__name__}): run one batch through the model, "
             "then lift it"
         )
@@ -152,7 +152,7 @@ def deploy_at(n1: nn.Module, name: str, n2: nn.Module, *, fold: bool) -> nn.Modu
     first = get_layer(n1, name) if name else n1
     if fold:
         if not (isinstance(first, nn.Linear) and isinstance(n2, nn.Linear)):
-            raise ValueError(
+            raise ArgumentError(
                 f"fold=True merges two Linears, but the seam lies between {type(first).__name__} and "
                 f"{type(n2).__name__}; deploy() without fold works for every seam"
             )

@@ -7,16 +7,13 @@ network and are part of its ``state_dict``.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Literal, NamedTuple
-
 import torch
 from torch import Tensor
 
 from protoseam.core.covariance import (
     Moments,
     Structure,
+    automatic_floor,
     between_scatter,
     check_structure,
     class_factors,
@@ -25,14 +22,15 @@ from protoseam.core.covariance import (
     merge_batch_,
     merge_moments,
     normalise_scatter,
-    optimal_floor,
     scatter_shape,
     split_half_error,
 )
+from protoseam.errors import ArgumentError
+from protoseam.seam.estimator import DEFAULT_FLOOR, AbstractCovariance, Floor, Reduce, Refreshed
 from protoseam.seam.processes import world_size
-from protoseam.seam.state import KeepsState
 
 __all__ = [
+    "DEFAULT_FLOOR",
     "AbstractCovariance",
     "ExactCovariance",
     "IsotropicCovariance",
@@ -41,59 +39,12 @@ __all__ = [
     "SwitchCovariance",
 ]
 
-Floor = float | Literal["auto"]
-Reduce = Callable[[Tensor], None]
-
-DEFAULT_FLOOR = 0.1  # the paper does not state σ0; .01, .1 and .3 differ by .3 points on CIFAR-100
-
 _GOLDEN = 2654435769  # 2**32 over the golden ratio: multiples of it fall evenly, whatever their spacing
-
-
-class Refreshed(NamedTuple):
-    """What a refresh found: samples a class (None if no sample was seen) and the floor each class needed."""
-
-    count_C: Tensor | None
-    floor: Tensor
-    floor_used: Tensor
-
-
-class AbstractCovariance(KeepsState):
-    """The interface. ``needs_pass``: refresh wants the embeddings of the data. ``observe``: every step's."""
-
-    factors: Tensor
-
-    # Whether refresh makes new factors at all, and whether it makes them from what observe was shown.
-    refreshes: bool = True
-
-    @property
-    def needs_pass(self) -> bool:
-        return False
-
-    @property
-    def from_batches(self) -> bool:
-        return False
-
-    @abstractmethod
-    def bind(self, num_classes: int, dim: int) -> None:
-        """Allocate for this many classes and this width, with factors σ0·I (alg:lifted, line 1)."""
-
-    def begin(self, rho: float) -> None:
-        """Called once, with the ρ that holds until an epoch starts."""
-
-    def observe(self, z_BK: Tensor, y_B: Tensor) -> None:
-        """Called with each training batch's embeddings; must not sync."""
-
-    def progress(self, rho: float, lr: float | None) -> None:
-        """Called when an epoch starts."""
-
-    @abstractmethod
-    def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed | None:
-        """Make new factors at an epoch's end; None if there was nothing to do."""
 
 
 def _check_floor(floor: Floor) -> Floor:
     if floor != "auto" and not (isinstance(floor, int | float) and 0 < floor < float("inf")):
-        raise ValueError(
+        raise ArgumentError(
             f"floor σ0 must be a positive number or 'auto', got {floor!r}: without it a collapsed class has "
             "no positive definite covariance (eq:shrinkage)"
         )
@@ -108,7 +59,16 @@ def _floor_factors(num_classes: int, dim: int, structure: Structure, floor: Floo
 
 
 class ExactCovariance(AbstractCovariance):
-    """Σ̂ from one extra pass over the data at each epoch's end (eq:covariance; the paper's benchmarks)."""
+    """Σ̂ from one extra pass over the data at each epoch's end (eq:covariance; the paper's benchmarks).
+
+    Args:
+        floor: σ0 of Σ̃ = Σ̂ + σ0²I (eq:shrinkage), a number, or ``"auto"`` for σ0* of the bound. 0.1: the paper does not
+            state it; .01, .1 and .3 differ by .3 points on CIFAR-100.
+        structure: ``"full"`` (paper), ``"diagonal"``, or ``"shared"`` by all classes.
+
+    Raises:
+        ArgumentError: the floor is not positive, or the structure unknown.
+    """
 
     def __init__(self, floor: Floor = DEFAULT_FLOOR, structure: Structure = "full") -> None:
         super().__init__()
@@ -139,18 +99,28 @@ def _refresh_exactly(
     reduce: Reduce | None,
 ) -> Refreshed:
     if z_NK is None or y_N is None:
-        raise ValueError("the exact covariance is estimated from the data: give its embeddings and labels")
+        raise ArgumentError("the exact covariance is estimated from the data: give its embeddings and labels")
     found = class_factors(z_NK, y_N, num_classes, floor, structure=structure, reduce=reduce, out=factors)
     return Refreshed(found.count_C, found.floor, found.floor_used)
 
 
 class RunningCovariance(AbstractCovariance):
-    """Σ̂ accumulated during training (after alg:lifted): no extra pass, a few small products a step.
+    """Σ̂ accumulated during training (after alg:lifted): no extra pass, a few small products per step.
 
     Centred moments are merged batch by batch (Chan), and each class is described by about its last
     ``window`` samples around a mean of about its last ``mean_window``: a mean that lagged behind embeddings
     which move fast within an epoch would inflate Σ̂ by the square of its lag. The windows count samples of a class:
     one of 4 images is described by its last 64 epochs at the default of 256, so give small classes a smaller one.
+
+    Args:
+        floor: as for :class:`ExactCovariance`.
+        structure: as for :class:`ExactCovariance`.
+        window: samples per class that Σ̂ describes; None: 256 or 8 per dimension, whichever is more.
+        mean_window: samples per class that the mean describes. 32: a drift of 10 σ in 500 samples then adds 40 % to a
+            variance.
+
+    Raises:
+        ArgumentError: the floor is not positive, the structure unknown, or a window below 2.
     """
 
     steps: Tensor
@@ -160,12 +130,12 @@ class RunningCovariance(AbstractCovariance):
         floor: Floor = DEFAULT_FLOOR,
         structure: Structure = "full",
         window: int | None = None,
-        mean_window: int = 32,  # a drift of 10 σ in 500 samples then adds 40 % to a variance
+        mean_window: int = 32,
     ) -> None:
         super().__init__()
         for name, samples in {"window": window, "mean_window": mean_window}.items():
             if samples is not None and samples < 2:
-                raise ValueError(f"{name} is a number of samples a class, at least 2; got {samples}")
+                raise ArgumentError(f"{name} is a number of samples per class, at least 2; got {samples}")
         self.floor, self.structure = _check_floor(floor), check_structure(structure)
         self.window, self.mean_window = window, mean_window
 
@@ -228,7 +198,7 @@ class RunningCovariance(AbstractCovariance):
         whole = parts[0] if self.halves == 1 else merge_moments(*parts)
         if self.floor == "auto":
             covariances = [normalise_scatter(part.count_C, part.scatter) for part in parts]
-            sigma0 = optimal_floor(split_half_error(*covariances), whole.mean_CK.shape[1])
+            sigma0 = automatic_floor(split_half_error(*covariances), whole.mean_CK.shape[1])
         else:
             sigma0 = torch.tensor(self.floor, dtype=torch.float64, device=whole.mean_CK.device)
         factors, used = factorize(normalise_scatter(whole.count_C, whole.scatter), sigma0)
@@ -260,26 +230,35 @@ def _pool_(own: Moments, reduce: Reduce) -> Moments:
 
 
 class IsotropicCovariance(AbstractCovariance):
-    """Σ̂ = v·I with v = ρ⁻¹ (remark (iii)) or a given variance: no statistics at all."""
+    """Σ̂ = v·I with v = 1/ρ (remark (iii)) or a given variance: no statistics at all.
+
+    Args:
+        variance: v; None: 1/ρ.
+        floor: σ0, added as σ0² to the variance; 0.1, as for the other estimators.
+
+    Raises:
+        ArgumentError: a number is not positive, or the floor is ``"auto"``.
+    """
 
     refreshes = False
+    structure = "shared"
 
     def __init__(self, variance: float | None = None, floor: float = DEFAULT_FLOOR) -> None:
         super().__init__()
         if variance is not None and not variance > 0:
-            raise ValueError(f"variance must be positive (or None for 1/ρ), got {variance}")
+            raise ArgumentError(f"variance must be positive (or None for 1/ρ), got {variance}")
         if floor == "auto":
-            raise ValueError(
+            raise ArgumentError(
                 "floor='auto' weighs an estimation error, and IsotropicCovariance estimates nothing"
             )
-        self.variance, self.floor = variance, float(_check_floor(floor))
+        self.variance, self.floor, self._floor = variance, floor, float(_check_floor(floor))
 
     def bind(self, num_classes: int, dim: int) -> None:
-        self.register_buffer("factors", torch.full((1, 1), self.floor))
+        self.register_buffer("factors", torch.full((1, 1), self._floor))
 
     def begin(self, rho: float) -> None:
         variance = 1 / rho if self.variance is None else self.variance
-        self.factors.fill_((variance + self.floor**2) ** 0.5)
+        self.factors.fill_((variance + self._floor**2) ** 0.5)
 
     def progress(self, rho: float, lr: float | None) -> None:
         self.begin(rho)
@@ -296,6 +275,16 @@ class SwitchCovariance(AbstractCovariance):
 
     Switches for good when the rate given to ``set_progress(…, lr=…)`` falls below ``lr_below`` times the
     highest one seen.
+
+    Args:
+        floor: as for :class:`ExactCovariance`.
+        structure: as for :class:`ExactCovariance`.
+        window: as for :class:`RunningCovariance`.
+        lr_below: share of the highest learning rate at which to switch; 0.1.
+        mean_window: as for :class:`RunningCovariance`.
+
+    Raises:
+        ArgumentError: an argument is out of bounds.
     """
 
     peak_lr: Tensor
@@ -311,10 +300,11 @@ class SwitchCovariance(AbstractCovariance):
     ) -> None:
         super().__init__()
         if not 0 < lr_below < 1:
-            raise ValueError(f"lr_below is a fraction of the peak learning rate, in (0, 1); got {lr_below}")
+            raise ArgumentError(
+                f"lr_below is a fraction of the peak learning rate, in (0, 1); got {lr_below}"
+            )
         self.running = RunningCovariance(floor, structure, window, mean_window)
-        self.lr_below = lr_below
-        self.structure = structure
+        self.lr_below, self.floor, self.structure = lr_below, floor, structure
 
     def bind(self, num_classes: int, dim: int) -> None:
         self.num_classes = num_classes
@@ -324,10 +314,6 @@ class SwitchCovariance(AbstractCovariance):
     @property
     def factors(self) -> Tensor:  # type: ignore[override]
         return self.running.factors
-
-    @property
-    def floor(self) -> Floor:
-        return self.running.floor
 
     @property
     def needs_pass(self) -> bool:
@@ -342,7 +328,7 @@ class SwitchCovariance(AbstractCovariance):
 
     def progress(self, rho: float, lr: float | None) -> None:
         if lr is None:
-            raise ValueError(
+            raise ArgumentError(
                 "SwitchCovariance follows the learning rate: "
                 "call net.set_progress(epoch, epochs, lr=optimizer.param_groups[0]['lr'])"
             )

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["SEAM_SPEED", "layer_of", "names_without_decay", "parameter_groups"]
 
 # N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 10,
@@ -54,7 +56,9 @@ def parameter_groups(
 def _body_and_seam(n1: dict[str, Any], last: nn.Linear | None, body_lr: float) -> list[dict[str, Any]]:
     """N1's group in two: the body, slower or frozen, and the Linear that ends it."""
     if last is None:
-        raise ValueError("body_lr= parts N1 before the Linear that ends it, but this N1 does not end in one")
+        raise ArgumentError(
+            "body_lr= parts N1 before the Linear that ends it, but this N1 does not end in one"
+        )
     own = {id(p) for p in last.parameters()}
     body = [p for p in n1["params"] if id(p) not in own]
     if body_lr == 0:

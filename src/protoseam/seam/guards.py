@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from protoseam.errors import ProtoSeamError
+from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
 from protoseam.seam.calling import call
 
 __all__ = [
-    "SeamError",
-    "SeamWarning",
     "StepGuard",
     "check_batch",
     "check_embeddings",
@@ -35,6 +33,7 @@ __all__ = [
     "warn_collapse",
     "warn_counts",
     "warn_halves",
+    "warn_jump",
     "warn_one_sided",
 ]
 
@@ -42,22 +41,14 @@ __all__ = [
 _PATIENCE = 8
 
 
-class SeamError(ProtoSeamError, RuntimeError):
-    """Lifted training cannot go on; the message says what to change."""
-
-
-class SeamWarning(UserWarning):
-    """Lifted training goes on, but probably not as intended."""
-
-
 def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
     """Labels must be integers in 0…n−1; without ``values`` only what can be seen without a sync is checked."""
     if not isinstance(y_B, Tensor):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"labels must be a tensor of class indices, got {type(y_B).__name__}: torch.as_tensor(y)"
         )
     if y_B.dtype not in (torch.int64, torch.int32) or y_B.ndim != 1:
-        raise ValueError(
+        raise ArgumentError(
             f"labels must be a vector of class indices (int64), got {y_B.dtype} of shape {tuple(y_B.shape)}: "
             f"{_as_indices(y_B)}"
         )
@@ -70,13 +61,13 @@ def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
             hint = "they seem to start from 1: subtract 1"
         elif low < 0:
             hint = "negative ones usually mark samples without a label: drop those"
-        raise ValueError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
+        raise ArgumentError(f"labels must lie in 0…{num_classes - 1}, but reach from {low} to {high}; {hint}")
 
 
 def check_soft_targets(q_BC: Tensor, num_classes: int, *, values: bool = True) -> None:
     """Soft targets must be probabilities ``(B, n)``; without ``values`` only their shape is checked."""
     if q_BC.ndim != 2 or q_BC.shape[1] != num_classes:
-        raise ValueError(
+        raise ArgumentError(
             f"targets must be class indices (batch,) as int64 or probabilities (batch, {num_classes}) as float, got "
             f"{q_BC.dtype} of shape {tuple(q_BC.shape)}: {_as_indices(q_BC)}"
         )
@@ -84,7 +75,7 @@ def check_soft_targets(q_BC: Tensor, num_classes: int, *, values: bool = True) -
         low, sums_B = float(q_BC.min()), q_BC.sum(1)
         worst = float(sums_B[(sums_B - 1).abs().argmax()])
         if not low >= 0 or not abs(worst - 1) <= 1e-2:
-            raise ValueError(
+            raise ArgumentError(
                 f"each row of soft targets must be probabilities that sum to 1, but the smallest is {low:.3g} and one "
                 f"row sums to {worst:.3g}: pass softmax(1) of scores, or y.long() of labels"
             )
@@ -107,7 +98,7 @@ def check_batch(z_BK: Tensor, y_B: Tensor, dim: int, num_classes: int, *, values
     else:
         check_labels(y_B, num_classes, values=values)
     if not len(z_BK):
-        raise ValueError("the batch is empty, and the consensus term is a mean over it: leave it out")
+        raise ArgumentError("the batch is empty, and the consensus term is a mean over it: leave it out")
 
 
 def _as_indices(y_B: Tensor) -> str:
@@ -188,6 +179,17 @@ def warn_one_sided(z_NK: Tensor) -> None:
         )
 
 
+def warn_jump(rho: float, before: float, epoch: int, epochs: int) -> None:
+    """ρ grows more than fourfold from one epoch to the next."""
+    warnings.warn(
+        f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
+        "The consensus curvature scales with lr·ρ·‖features‖², so a short schedule can diverge: train "
+        "longer, raise rho_min, or lower the learning rate",
+        SeamWarning,
+        stacklevel=4,
+    )
+
+
 def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
     """min_i |D_i| > k, else Σ̂ is singular (§dimension); and no class may be empty."""
     count = count_C.tolist()
@@ -252,7 +254,7 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
         if isinstance(x, Tensor) or seen:
             raise
         keys = f" with the keys {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{type(n1).__name__} cannot be called with a {type(x).__name__}{keys} ({error}). A dict is passed by name "
             "if the forward has arguments of these names, else as one argument: rename the keys, or wrap the model "
             "in a module whose forward(self, inputs) calls it"

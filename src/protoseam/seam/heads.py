@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from protoseam.core.calibration import MOST_SHARPENING, fit_temperature
-from protoseam.core.discriminant import linear_discriminant
-from protoseam.seam.guards import SeamError, SeamWarning
+from protoseam.core.covariance import class_moments
+from protoseam.core.discriminant import linear_discriminant, pooled_covariance
+from protoseam.errors import SeamError, SeamWarning
+from protoseam.seam.covariance import DEFAULT_FLOOR
+from protoseam.seam.processes import all_reduce
 
-__all__ = ["refit_linear", "scale_logits", "temperature_of"]
+if TYPE_CHECKING:
+    from protoseam.seam.network import LiftedNetwork
+
+__all__ = ["refit", "refit_linear", "scale_logits", "temperature_of"]
+
+
+@torch.no_grad()
+def refit(net: LiftedNetwork, embeddings: tuple[Tensor, Tensor] | None) -> None:
+    """Set N2 to the discriminant of the prototypes and Σ̃, or of the moments of these embeddings; see ``refit_head``."""
+    if embeddings is None:
+        covariance_KK = pooled_covariance(net.covariance.factors, net.dim)
+        refit_linear(net.n2, net.prototypes, covariance_KK, net._weights(), what="refit_head")
+        return
+    z_NK, y_N = embeddings
+    count_C, mean_CK, (covariance_KK,) = class_moments(
+        z_NK, y_N, net.num_classes, structure="shared", reduce=all_reduce()
+    )
+    floored_KK = covariance_KK + DEFAULT_FLOOR**2 * torch.eye(net.dim).to(covariance_KK)
+    prior_C = count_C if net.class_weights == "frequency" else None
+    refit_linear(net.n2, mean_CK, floored_KK, prior_C, what="refit_head")
 
 
 @torch.no_grad()

@@ -3,44 +3,45 @@
 from __future__ import annotations
 
 import copy
+import math
 from operator import index
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.objective import Loss
-from protoseam.core.schedules import Schedule
+from protoseam.errors import ArgumentError, ArgumentTypeError, SplitError
 from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, refuse_meta, seam_linear
-from protoseam.seam.covariance import AbstractCovariance
 from protoseam.seam.guards import check_output
-from protoseam.seam.lifted import ClassWeights, Lifted
-from protoseam.seam.prototypes import Init
-from protoseam.seam.split import SplitError, evaluating, guess_probe, one_sided_tail, split
+from protoseam.seam.lifted import Lifted
+from protoseam.seam.options import DEFAULT_DIM, Options, takes_options
+from protoseam.seam.split import evaluating, guess_probe, one_sided_tail, split
 
 __all__ = ["lift"]
 
-DEFAULT_DIM = 32  # paper, §protocol
+
+class _Halves(NamedTuple):
+    """A model in two, with what is known of the seam between them."""
+
+    n1: nn.Module
+    n2: nn.Module
+    num_classes: int
+    dim: int
+    seam_shape: tuple[int, ...] | None = None
+    seam_layer: str | None = None
 
 
+@takes_options
 def lift(
     model: nn.Module | tuple[nn.Module, nn.Module],
     *,
     num_classes: int | None = None,
     dim: int | None = None,
     at: str | None = None,
-    probe: Tensor | None = None,
+    probe: Any = None,
     allow_relu: bool = False,
-    covariance: AbstractCovariance | None = None,
-    schedule: Schedule | None = None,
-    init: Init | Tensor = "fsinit",
-    alpha: float = 2.0,
-    repulsion_scale: float | None = None,
-    draws: int | None = None,
-    antithetic: bool = False,
-    class_weights: ClassWeights = "uniform",
-    loss_fn: Loss | None = None,
-    label_smoothing: float = 0.0,
+    **options: Unpack[Options],
 ) -> Lifted:
     """Lift a classifier at one seam.
 
@@ -52,94 +53,101 @@ def lift(
     ``lift((n1, n2), num_classes=…, dim=…)``
         takes the halves as they are; the sizes are read off where a Linear shows them.
 
-    A model is copied, so the one passed in stays as it is; halves are taken, not copied. A seam right after a
-    ReLU-like activation is refused (§design), unless ``allow_relu=True``.
+    Args:
+        model: a classifier, which is copied; or its two halves, which are taken and not copied.
+        num_classes: number of classes; None: as many as the last Linear has outputs.
+        dim: the seam's width k; None: 32 (paper, §protocol) for a replaced Linear, else the width of N1's output.
+        at: name of the layer to replace or to cut behind; None: the last Linear.
+        probe: a batch of inputs, to prove a cut and to read sizes; None: guessed where possible.
+        allow_relu: accept a seam right after a ReLU-like activation, which the paper (§design) advises against.
+        **options: the options of the seam, see ``protoseam.seam.options.Options``.
+
+    Returns:
+        The lifted network.
+
+    Raises:
+        ArgumentError: the model cannot be lifted there, or an option is out of bounds.
+        ArgumentTypeError: the model is neither a module nor two modules, or an option has a wrong type.
+        SplitError: the model cannot be cut behind ``at``.
     """
-    seam_shape: tuple[int, ...] | None = None
-    seam_layer: str | None = None
     num_classes, dim = _whole("num_classes", num_classes), _whole("dim", dim)
     if not isinstance(model, tuple | nn.Module):
-        raise TypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
+        raise ArgumentTypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
     refuse_meta(model)
     if isinstance(model, tuple):
-        if len(model) != 2 or not all(isinstance(half, nn.Module) for half in model):
-            raise TypeError("the halves must be two nn.Modules: ps.lift((n1, n2), …)")
-        if at is not None:
-            raise ValueError(f"at={at!r} says where to cut a whole model, but two halves were given")
-        n1, n2 = model
-        _refuse_shared(n1, n2)
+        found = _given(model, at, num_classes, dim, probe, allow_relu)
     elif at is None or _is_classifier(model, at, dim, probe):
-        n1 = copy.deepcopy(model)
-        seam_layer = find_classifier(n1, num_classes) if at is None else at
-        old = get_layer(n1, seam_layer) if seam_layer else n1
-        assert isinstance(old, nn.Linear)
-        check_replaceable(n1, seam_layer, old)
-        num_classes = old.out_features if num_classes is None else num_classes
-        dim = DEFAULT_DIM if dim is None else dim
-        _positive(num_classes, dim)
-        new = seam_linear(old, dim)
-        n1 = _replaced(n1, seam_layer, new)
-        n2 = nn.Linear(
-            dim,
-            num_classes,
-            bias=old.bias is not None,
-            device=new.weight.device,
-            dtype=new.weight.dtype,
-        )
+        found = _replacing(copy.deepcopy(model), at, num_classes, dim)
     else:
-        if dim is not None:
-            raise ValueError(
-                f"the seam behind {at!r} is as wide as that layer's output: leave dim out. Only the layer whose output "
-                "the model returns as it is can be replaced by one of another width"
-            )
-        probe = guess_probe(model) if probe is None else probe
-        n1, n2 = split(copy.deepcopy(model), at, probe=probe)
-        if not any(True for _ in n2.parameters()):
-            raise ValueError(
-                f"nothing that could learn lies behind {at!r}: N2 would have no parameter. Cut earlier, or leave "
-                "at= out to replace the last Linear"
-            )
-    if seam_layer is None:
-        _refuse_one_sided(n1, allow_relu)
-        dim, num_classes, seam_shape = _sizes(n1, n2, dim, num_classes, probe)
-        _positive(num_classes, dim)
-    assert dim is not None
-    assert num_classes is not None
-    return Lifted(
-        n1,
-        n2,
-        num_classes=num_classes,
-        dim=dim,
-        seam_shape=seam_shape,
-        seam_layer=seam_layer,
-        covariance=covariance,
-        schedule=schedule,
-        init=init,
-        alpha=alpha,
-        repulsion_scale=repulsion_scale,
-        draws=draws,
-        antithetic=antithetic,
-        class_weights=class_weights,
-        loss_fn=loss_fn,
-        label_smoothing=label_smoothing,
-    )
+        found = _cutting(copy.deepcopy(model), at, num_classes, dim, probe, allow_relu)
+    return Lifted(**found._asdict(), **options)
+
+
+def _given(
+    halves: tuple[nn.Module, ...],
+    at: str | None,
+    num_classes: int | None,
+    dim: int | None,
+    probe: Any,
+    allow_relu: bool,
+) -> _Halves:
+    if len(halves) != 2 or not all(isinstance(half, nn.Module) for half in halves):
+        raise ArgumentTypeError("the halves must be two nn.Modules: ps.lift((n1, n2), …)")
+    if at is not None:
+        raise ArgumentError(f"at={at!r} says where to cut a whole model, but two halves were given")
+    _refuse_shared(*halves)
+    return _sized(*halves, dim, num_classes, probe, allow_relu)
+
+
+def _replacing(model: nn.Module, at: str | None, num_classes: int | None, dim: int | None) -> _Halves:
+    """Two Linears in the place of the one named ``at``, or of the last one."""
+    name = find_classifier(model, num_classes) if at is None else at
+    old = get_layer(model, name) if name else model
+    assert isinstance(old, nn.Linear)
+    check_replaceable(model, name, old)
+    num_classes = old.out_features if num_classes is None else num_classes
+    dim = DEFAULT_DIM if dim is None else dim
+    _positive(num_classes, dim)
+    new = seam_linear(old, dim)
+    n1 = _replaced(model, name, new)
+    like = {"device": new.weight.device, "dtype": new.weight.dtype}
+    n2 = nn.Linear(dim, num_classes, bias=old.bias is not None, **like)
+    return _Halves(n1, n2, num_classes, dim, seam_layer=name)
+
+
+def _cutting(
+    model: nn.Module, at: str, num_classes: int | None, dim: int | None, probe: Any, allow_relu: bool
+) -> _Halves:
+    if dim is not None:
+        raise ArgumentError(
+            f"the seam behind {at!r} is as wide as that layer's output: leave dim out. Only the layer whose output "
+            "the model returns as it is can be replaced by one of another width"
+        )
+    probe = guess_probe(model) if probe is None else probe
+    n1, n2 = split(model, at, probe=probe)
+    if not any(True for _ in n2.parameters()):
+        raise ArgumentError(
+            f"nothing that could learn lies behind {at!r}: N2 would have no parameter. Cut earlier, or leave "
+            "at= out to replace the last Linear"
+        )
+    return _sized(n1, n2, dim, num_classes, probe, allow_relu)
 
 
 def _whole(name: str, value: int | None) -> int | None:
     try:
         return None if value is None else index(value)  # numpy's and torch's integers, too
     except TypeError:
-        raise TypeError(f"{name} must be a whole number, got {value!r}") from None
+        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}") from None
 
 
 def _positive(num_classes: int, dim: int) -> None:
     if num_classes < 2 or dim < 1:
-        raise ValueError(
+        raise ArgumentError(
             f"a seam needs at least 2 classes and 1 dimension, got num_classes={num_classes}, dim={dim}"
         )
 
 
-def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Tensor | None) -> bool:
+def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Any) -> bool:
     """Whether ``at`` names the Linear that gives the model's output (to be replaced) rather than a place to cut."""
     layer = get_layer(model, at)
     if not isinstance(layer, nn.Linear):
@@ -171,7 +179,7 @@ def _refuse_shared(n1: nn.Module, n2: nn.Module) -> None:
     mine = {id(p) for p in n1.parameters()}
     shared = [name for name, p in n2.named_parameters() if id(p) in mine]
     if shared:
-        raise ValueError(
+        raise ArgumentError(
             f"N2's {shared[0]!r} is also a parameter of N1: it would carry gradients over the seam. Give each half "
             "its own"
         )
@@ -180,21 +188,22 @@ def _refuse_shared(n1: nn.Module, n2: nn.Module) -> None:
 def _refuse_one_sided(n1: nn.Module, allow_relu: bool) -> None:
     tail = one_sided_tail(n1)
     if tail is not None and not allow_relu:
-        raise ValueError(
+        raise ArgumentError(
             f"the seam would lie right after {tail}: N1's output is then confined to the non-negative orthant, "
             "and a Gaussian cannot surround a prototype on its boundary. Cut before the activation or behind a "
             "Linear, or insist with allow_relu=True"
         )
 
 
-def _sizes(
-    n1: nn.Module, n2: nn.Module, dim: int | None, num_classes: int | None, probe: Tensor | None
-) -> tuple[int, int, tuple[int, ...] | None]:
-    """Width and class count of given halves: from a probe, from their Linears, or from the caller."""
+def _sized(
+    n1: nn.Module, n2: nn.Module, dim: int | None, num_classes: int | None, probe: Any, allow_relu: bool
+) -> _Halves:
+    """Two halves with their width and class count: from a probe, from their Linears, or from the caller."""
+    _refuse_one_sided(n1, allow_relu)
     shape: tuple[int, ...] | None = None
     if probe is not None:
         with evaluating(n1, n2), torch.no_grad():
-            z = n1(probe)
+            z = call(n1, probe, accepted_names(n1))
             logits = n2(z)
         shape, seen = tuple(z.shape[1:]), int(logits.shape[1])
     else:
@@ -206,15 +215,15 @@ def _sizes(
             shape = (dim,)
         seen = last.out_features if last is not None else 0
     if shape is None or not (seen or num_classes):
-        raise ValueError(
+        raise ArgumentError(
             "cannot tell the seam's width and the number of classes from these halves: pass probe=x (a batch of "
             "inputs), or dim=… and num_classes=…"
         )
-    width = 1
-    for side in shape:
-        width *= side
+    width = math.prod(shape)
     if dim is not None and dim != width:
-        raise ValueError(f"dim={dim}, but N1 gives {width} numbers a sample (shape {shape})")
+        raise ArgumentError(f"dim={dim}, but N1 gives {width} numbers per sample (shape {shape})")
     if num_classes is not None and seen and seen != num_classes:
-        raise ValueError(f"num_classes={num_classes}, but N2 has {seen} outputs: make them agree")
-    return width, num_classes or seen, shape
+        raise ArgumentError(f"num_classes={num_classes}, but N2 has {seen} outputs: make them agree")
+    classes = num_classes or seen
+    _positive(classes, width)
+    return _Halves(n1, n2, classes, width, seam_shape=shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.core.sampling import sample
-from protoseam.seam.guards import SeamWarning
+from protoseam.errors import ArgumentError, ArgumentTypeError, SeamWarning
 
 if TYPE_CHECKING:
     from protoseam.seam.lifted import Lifted
@@ -32,10 +32,10 @@ def each_epoch(
 ) -> Iterator[int]:
     """See :meth:`Lifted.epochs`."""
     if not 0 <= start <= epochs or epochs < 1:
-        raise ValueError(f"need 0 ≤ start ≤ epochs and epochs ≥ 1, got start={start}, epochs={epochs}")
+        raise ArgumentError(f"need 0 ≤ start ≤ epochs and epochs ≥ 1, got start={start}, epochs={epochs}")
     for data in (loader, looked_at):
         if isinstance(data, Iterator):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"net.epochs goes over the data more than once, but a {type(data).__name__} can be read only once: "
                 "pass a DataLoader or a list of batches"
             )

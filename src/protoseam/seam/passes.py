@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
+from protoseam.errors import ArgumentError, SeamWarning
 from protoseam.seam.calling import inputs_and_labels
-from protoseam.seam.guards import SeamWarning, hard_labels
+from protoseam.seam.guards import hard_labels
 from protoseam.seam.loaders import swept
 
 __all__ = ["as_deployed", "collect_embeddings"]
@@ -61,7 +62,7 @@ def collect_embeddings(
             except RuntimeError as error:
                 if shape is None or not isinstance(x, Tensor) or shape == x.shape[1:]:
                     raise
-                raise ValueError(
+                raise ArgumentError(
                     f"{what}: the network took inputs of shape {tuple(shape)} but fails on {tuple(x.shape[1:])}: "
                     f"bring all of them to one size ({error})"
                 ) from error
@@ -74,7 +75,7 @@ def collect_embeddings(
             zs.append(z)
             ys.append(y)
     if not zs:
-        raise ValueError(
+        raise ArgumentError(
             f"{what} got an empty loader: was it a generator, used up by the loop before? Pass a "
             "DataLoader, which can be iterated again"
         )
@@ -94,7 +95,7 @@ def _labels(y: Tensor, what: str) -> Tensor:
         return y
     labels = hard_labels(y)
     if labels is None:
-        raise ValueError(
+        raise ArgumentError(
             f"{what} needs the class of each sample, but the loader yields mixed targets (mixup, CutMix or label "
             "smoothing). Give it an unmixed loader of the same data: net.epochs(loader, epochs, sweep=clean_loader), "
             f"or net.{what}(clean_loader)"

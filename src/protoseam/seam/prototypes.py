@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from protoseam.core.initializers import random_prototypes, unit_vectors
+from protoseam.errors import ArgumentError
+from protoseam.seam.options import Init
 
-__all__ = ["Init", "first_prototypes"]
-
-Init = Literal["fsinit", "random", "unit"]
+__all__ = ["first_prototypes"]
 
 
 def first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
     """``(C, K)``; zeros until the data has been seen for FSInit."""
     if isinstance(init, Tensor):
         if init.shape != (num_classes, dim):
-            raise ValueError(
+            raise ArgumentError(
                 f"init must be one prototype a class, shape ({num_classes}, {dim}); got {tuple(init.shape)}"
             )
         return init.detach().clone().float()
@@ -28,6 +26,6 @@ def first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
         return random_prototypes(num_classes, dim)
     if init == "unit":
         return unit_vectors(num_classes, dim)
-    raise ValueError(
+    raise ArgumentError(
         f"init must be 'fsinit', 'random', 'unit' or a ({num_classes}, {dim}) tensor, got {init!r}"
     )

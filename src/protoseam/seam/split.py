@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from protoseam.errors import ProtoSeamError
+from protoseam.errors import SplitError
 from protoseam.seam.classifier import get_layer
 from protoseam.seam.guards import check_output
 
-__all__ = ["SplitError", "evaluating", "guess_probe", "one_sided_tail", "split"]
+__all__ = ["evaluating", "guess_probe", "one_sided_tail", "split"]
 
 # Activations whose range is (almost) the non-negative half line: §design, "Lifting location".
 ONE_SIDED_MODULES = (
@@ -35,10 +35,6 @@ ONE_SIDED_METHODS = {"relu", "relu_", "sigmoid", "softmax", "clamp_min"}
 PASSIVE_MODULES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Flatten, nn.Unflatten)
 PASSIVE_FUNCTIONS = {torch.flatten, F.dropout, torch.squeeze, operator.getitem}
 PASSIVE_METHODS = {"flatten", "view", "reshape", "squeeze", "contiguous"}
-
-
-class SplitError(ProtoSeamError, ValueError):
-    """The model cannot be cut there; the message says why and what to do."""
 
 
 def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn.Module, nn.Module]:

@@ -1,17 +1,6 @@
-"""The appendix as functions: what each term of the bounds is, for your own network. See docs/theory.md."""
+"""The paper's appendix as functions: what each term of the bounds is, for your own network. See docs/theory.md."""
 
 from protoseam.theory import toy
-from protoseam.theory.audit import (
-    FULL,
-    QUICK,
-    Audit,
-    AuditSettings,
-    ClassMoments,
-    audit_seam,
-    collapse_if_defined,
-)
-from protoseam.theory.audit_head import AuditedHead, audited_head, linear_head, sampling_covariance
-from protoseam.theory.audit_terms import CONFIDENCE, Bound, SeamClasses, Smoothing, Totals, TrainingSide
 from protoseam.theory.bounds import (
     ControlledBound,
     RiskTransfer,
@@ -22,14 +11,12 @@ from protoseam.theory.bounds import (
     error_probability_bound,
     estimation_cap,
     floor_bias,
-    floor_cost,
     non_gaussianity_cap,
     optimal_floor,
-    optimal_floor_cost,
     risk_transfer,
     rms_distance,
 )
-from protoseam.theory.bures import bures, gaussian_w2, psd_sqrt
+from protoseam.theory.bures import bures, psd_sqrt
 from protoseam.theory.certified import W1Upper, w1_upper
 from protoseam.theory.collapse import (
     Collapse,
@@ -50,7 +37,6 @@ from protoseam.theory.smoothing import (
     floor_regularization,
     jensen_gap,
     loss_hessian,
-    mean_curvature_spread,
     point_loss,
     remainder_bound,
     remainder_bound_fourth_order,
@@ -58,7 +44,6 @@ from protoseam.theory.smoothing import (
     second_order_penalty,
     third_derivative_constant,
 )
-from protoseam.theory.spectrum import Spectrum, covariance_spectrum
 from protoseam.theory.wasserstein import (
     W1Estimate,
     discrete_w1,
@@ -68,73 +53,12 @@ from protoseam.theory.wasserstein import (
 )
 
 __all__ = [
-    "CONFIDENCE",
-    "FULL",
-    "QUICK",
-    "Audit",
-    "AuditSettings",
-    "AuditedHead",
-    "Bound",
-    "ClassMoments",
-    "Collapse",
-    "ControlledBound",
-    "MeanWithError",
-    "RiskTransfer",
-    "SeamClasses",
-    "Smoothing",
-    "Spectrum",
-    "Totals",
-    "TrainingSide",
-    "W1Estimate",
-    "W1Upper",
-    "angle_deviation_floor",
-    "audit_seam",
-    "audited_head",
-    "bures",
-    "class_lipschitz",
-    "collapse_if_defined",
-    "collapse_measures",
-    "controlled_bound",
-    "controlled_bound_full",
-    "coupling_bound",
-    "covariance_spectrum",
-    "curvature",
-    "curvature_spread",
-    "discrete_w1",
-    "epsilon_from_halves",
-    "error_probability_bound",
-    "estimation_cap",
-    "floor_bias",
-    "floor_cost",
-    "floor_excess",
-    "floor_regularization",
-    "gaussian_w2",
-    "head_lipschitz",
-    "jensen_gap",
-    "linear_head",
-    "loss_hessian",
-    "max_cosine_floor",
-    "mean_curvature_spread",
-    "nc1",
-    "nc2",
-    "nc3",
-    "nc4",
-    "non_gaussianity_cap",
-    "optimal_floor",
-    "optimal_floor_cost",
-    "point_loss",
-    "projection_constant",
-    "psd_sqrt",
-    "remainder_bound",
-    "remainder_bound_fourth_order",
-    "risk_transfer",
-    "rms_distance",
-    "sampled_loss",
-    "sampling_covariance",
-    "second_order_penalty",
-    "sliced_w1",
-    "third_derivative_constant",
-    "toy",
-    "w1_to_gaussian",
-    "w1_upper",
-]
+    "Collapse", "ControlledBound", "MeanWithError", "RiskTransfer", "W1Estimate", "W1Upper",
+    "angle_deviation_floor", "bures", "class_lipschitz", "collapse_measures", "controlled_bound",
+    "controlled_bound_full", "coupling_bound", "curvature", "curvature_spread", "discrete_w1",
+    "epsilon_from_halves", "error_probability_bound", "estimation_cap", "floor_bias", "floor_excess",
+    "floor_regularization", "head_lipschitz", "jensen_gap", "loss_hessian", "max_cosine_floor", "nc1", "nc2",
+    "nc3", "nc4", "non_gaussianity_cap", "optimal_floor", "point_loss", "projection_constant", "psd_sqrt",
+    "remainder_bound", "remainder_bound_fourth_order", "risk_transfer", "rms_distance", "sampled_loss",
+    "second_order_penalty", "sliced_w1", "third_derivative_constant", "toy", "w1_to_gaussian", "w1_upper",
+]  # fmt: skip

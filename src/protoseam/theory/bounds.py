@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
 from protoseam.theory.bures import bures
 
 __all__ = [
@@ -26,10 +27,8 @@ __all__ = [
     "error_probability_bound",
     "estimation_cap",
     "floor_bias",
-    "floor_cost",
     "non_gaussianity_cap",
     "optimal_floor",
-    "optimal_floor_cost",
     "risk_transfer",
     "rms_distance",
 ]
@@ -107,7 +106,9 @@ def risk_transfer(
     """
     shapes = tuple(mean_CK.shape), tuple(prototype_CK.shape)
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:
-        raise ValueError(f"risk_transfer: means {shapes[0]} and prototypes {shapes[1]} must both be (C, K)")
+        raise ArgumentError(
+            f"risk_transfer: means {shapes[0]} and prototypes {shapes[1]} must both be (C, K)"
+        )
     weight_C = _weights(class_weights, mean_CK)
     return RiskTransfer(
         lipschitz_C=torch.as_tensor(lipschitz, dtype=torch.float64, device=mean_CK.device).expand(
@@ -123,7 +124,7 @@ def risk_transfer(
 def rms_distance(consensus: float, rho: float) -> float:
     """√(2 L_con/ρ) = (E‖N1(X) − s_Y‖²)^{1/2}, the consensus term freed of its weight."""
     if rho <= 0 or consensus < 0:
-        raise ValueError(f"rms_distance needs L_con ≥ 0 and ρ > 0, got {consensus} and {rho}")
+        raise ArgumentError(f"rms_distance needs L_con ≥ 0 and ρ > 0, got {consensus} and {rho}")
     return math.sqrt(2 * consensus / rho)
 
 
@@ -196,24 +197,16 @@ def floor_bias(covariance_CKK: Tensor, floor: float) -> Tensor:
     return (floor**2 / ((values_CK + floor**2).sqrt() + values_CK.sqrt())).norm(dim=-1)
 
 
-def floor_cost(floor: float, error: float, dim: int) -> float:
-    """√k σ0 + ε̄/(2σ0): what eq:controlled-bound charges for the floor and for the estimate."""
-    return math.sqrt(dim) * floor + error / (2 * _positive(floor))
-
-
 def optimal_floor(error: float, dim: int) -> float:
-    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of :func:`floor_cost`.
+    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0).
+
+    eq:controlled-bound charges these two terms for the floor and for the estimate.
 
     The sampled loss of a convex head rises with σ0 as well, so the minimiser of the whole bound is at most σ0*.
     """
     if error < 0 or dim < 1:
-        raise ValueError(f"optimal_floor needs ε̄ ≥ 0 and k ≥ 1, got {error} and {dim}")
+        raise ArgumentError(f"optimal_floor needs ε̄ ≥ 0 and k ≥ 1, got {error} and {dim}")
     return math.sqrt(error / (2 * math.sqrt(dim)))
-
-
-def optimal_floor_cost(error: float, dim: int) -> float:
-    """√2 k^{1/4} ε̄^{1/2}, the value of :func:`floor_cost` at σ0*."""
-    return math.sqrt(2) * dim**0.25 * math.sqrt(error)
 
 
 def estimation_cap(error_C: Tensor, dim: int) -> Tensor:
@@ -238,7 +231,7 @@ def epsilon_from_halves(
         return distance_C / 2
     a_C, b_C = counts[0].double(), counts[1].double()
     if bool((torch.minimum(a_C, b_C) < 1).any()):
-        raise ValueError(
+        raise ArgumentError(
             "epsilon_from_halves: a half has no sample of some class; it needs two samples a class"
         )
     return distance_C * (a_C * b_C).sqrt() / (a_C + b_C)
@@ -262,7 +255,7 @@ def _estimation(error_C: Tensor, floor: float, dim: int, sharp: bool, weights: T
 
 def _positive(floor: float) -> float:
     if floor <= 0:
-        raise ValueError(
+        raise ArgumentError(
             f"the estimation term ε̄/(2σ0) needs a floor σ0 > 0, got {floor}; sharp=True has a finite one at 0"
         )
     return floor
@@ -274,7 +267,7 @@ def _weights(class_weights: Tensor | None, like: Tensor) -> Tensor:
     if class_weights is None:
         return torch.full((C,), 1 / C, dtype=torch.float64, device=like.device)
     if class_weights.shape != (C,) or abs(float(class_weights.sum()) - 1) > 1e-6:
-        raise ValueError(
+        raise ArgumentError(
             f"class_weights must be ({C},) and sum to 1, got shape {tuple(class_weights.shape)} "
             f"and sum {float(class_weights.sum()):.6g}; divide the class counts by their sum"
         )

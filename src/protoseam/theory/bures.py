@@ -15,7 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["bures", "gaussian_w2", "psd_sqrt"]
+from protoseam.errors import ArgumentError
+
+__all__ = ["bures", "psd_sqrt"]
 
 
 def psd_sqrt(matrix_CKK: Tensor) -> Tensor:
@@ -25,9 +27,11 @@ def psd_sqrt(matrix_CKK: Tensor) -> Tensor:
     distance to a matrix that is no covariance means nothing.
     """
     if matrix_CKK.ndim < 2 or matrix_CKK.shape[-1] != matrix_CKK.shape[-2]:
-        raise ValueError(f"psd_sqrt needs square matrices (..., K, K), got shape {tuple(matrix_CKK.shape)}")
+        raise ArgumentError(
+            f"psd_sqrt needs square matrices (..., K, K), got shape {tuple(matrix_CKK.shape)}"
+        )
     if not bool(matrix_CKK.isfinite().all()):
-        raise ValueError(
+        raise ArgumentError(
             "psd_sqrt: a matrix holds NaN or infinity; check the embeddings it was estimated from"
         )
     eps = torch.finfo(matrix_CKK.dtype if matrix_CKK.is_floating_point() else torch.float64).eps
@@ -37,7 +41,7 @@ def psd_sqrt(matrix_CKK: Tensor) -> Tensor:
     slack_C = 10 * values_CK.shape[-1] * eps * values_CK.abs().amax(-1)
     if bool((values_CK.amin(-1) < -slack_C).any()):
         worst = (values_CK.amin(-1) + slack_C).min().item()
-        raise ValueError(
+        raise ArgumentError(
             f"psd_sqrt: smallest eigenvalue {worst:.3g} is negative beyond rounding, so the matrix is no "
             "covariance; estimate it centred (not as E[zzᵀ] − μμᵀ) and in float64"
         )
@@ -52,7 +56,7 @@ def bures(a_CKK: Tensor, b_CKK: Tensor) -> Tensor:
     scale for matrices with condition number κ², however close they are to each other.
     """
     if a_CKK.shape[-2:] != b_CKK.shape[-2:]:
-        raise ValueError(
+        raise ArgumentError(
             f"bures compares matrices of one size, got {tuple(a_CKK.shape)} and {tuple(b_CKK.shape)}: "
             "take both covariances at the same seam"
         )
@@ -62,14 +66,3 @@ def bures(a_CKK: Tensor, b_CKK: Tensor) -> Tensor:
     aligned_C = torch.linalg.matrix_norm(root_a_CKK - root_b_CKK @ polar_CKK)
     # U = I is admissible too. It is the minimiser for commuting matrices, and free of the SVD's rounding.
     return torch.minimum(aligned_C, torch.linalg.matrix_norm(root_a_CKK - root_b_CKK))
-
-
-def gaussian_w2(mean_a_CK: Tensor, a_CKK: Tensor, mean_b_CK: Tensor, b_CKK: Tensor) -> Tensor:
-    """W2 between N(μ_a, A) and N(μ_b, B): (‖μ_a − μ_b‖² + bures²)^{1/2} (proof of thm:risk-transfer)."""
-    if mean_a_CK.shape[-1] != a_CKK.shape[-1] or mean_b_CK.shape[-1] != b_CKK.shape[-1]:
-        raise ValueError(
-            f"gaussian_w2: means {tuple(mean_a_CK.shape)}, {tuple(mean_b_CK.shape)} do not fit covariances "
-            f"{tuple(a_CKK.shape)}, {tuple(b_CKK.shape)}; the last dimension of each must be K"
-        )
-    shift_C = (mean_a_CK.detach().double() - mean_b_CK.detach().double()).norm(dim=-1)
-    return torch.hypot(shift_C, bures(a_CKK, b_CKK))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
 from protoseam.theory.bures import psd_sqrt
 from protoseam.theory.wasserstein import assignment_w1
 
@@ -58,18 +59,18 @@ def w1_upper(
     """
     C, K = mean_CK.shape
     if z_NK.ndim != 2 or z_NK.shape[1] != K or covariance_CKK.shape != (C, K, K):
-        raise ValueError(
+        raise ArgumentError(
             f"w1_upper: embeddings {tuple(z_NK.shape)}, means {(C, K)} and covariances "
             f"{tuple(covariance_CKK.shape)} must be (N, K), (C, K) and (C, K, K)"
         )
     if points < 1 or repeats < 1 or not 0 < confidence < 1:
-        raise ValueError(
+        raise ArgumentError(
             f"w1_upper needs points ≥ 1, repeats ≥ 1 and a confidence in (0, 1), got {points}, {repeats} "
             f"and {confidence}"
         )
     count_C = torch.bincount(y_N, minlength=C)
     if len(count_C) != C or bool((count_C == 0).any()):
-        raise ValueError(
+        raise ArgumentError(
             f"w1_upper: {len(count_C)} classes in the labels and {C} Gaussians, or a class without samples; "
             "leave such classes out and renumber the labels"
         )

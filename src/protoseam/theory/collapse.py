@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = [
     "Collapse",
     "angle_deviation_floor",
@@ -67,7 +69,7 @@ def nc1(count_C: Tensor, mean_CK: Tensor, covariance_CKK: Tensor) -> tuple[float
     # rank ≤ min(K, C−1); rounding leaves eigenvalues of about K·ε·λ_max in the null space
     keep_K = values_K > len(values_K) * 10 * torch.finfo(torch.float64).eps * values_K.max()
     if not bool(keep_K.any()):
-        raise ValueError(
+        raise ArgumentError(
             "nc1: all class means coincide, so Σ_B = 0; the embeddings carry no class information"
         )
     along_K = torch.einsum("ki,kl,li->i", vectors_KK, within_KK, vectors_KK)
@@ -85,11 +87,11 @@ def nc2(mean_CK: Tensor) -> dict[str, float]:
     """
     C, K = mean_CK.shape
     if C < 2:
-        raise ValueError(f"nc2 compares class means, got {C} class")
+        raise ArgumentError(f"nc2 compares class means, got {C} class")
     centred_CK = _centred(mean_CK)
     norm_C = centred_CK.norm(dim=1)
     if not bool((norm_C > 0).all()):
-        raise ValueError(
+        raise ArgumentError(
             f"nc2: the mean of class {int(norm_C.argmin())} is the global mean and has no direction"
         )
     unit_CK = centred_CK / norm_C[:, None]
@@ -112,7 +114,7 @@ def nc3(weight_CK: Tensor, mean_CK: Tensor) -> float:
     Centring W2 is free, since softmax does not see a common shift of the rows.
     """
     if weight_CK.shape != mean_CK.shape:
-        raise ValueError(
+        raise ArgumentError(
             f"nc3 compares a linear head's rows with class means, got {tuple(weight_CK.shape)} and "
             f"{tuple(mean_CK.shape)}: it is not defined for a deeper head"
         )
@@ -181,9 +183,9 @@ def _centred(matrix_CK: Tensor) -> Tensor:
 
 def _check(mean_CK: Tensor, count_C: Tensor) -> None:
     if bool((count_C == 0).any()):
-        raise ValueError(
+        raise ArgumentError(
             f"class {int((count_C == 0).nonzero()[0])} has no sample, so it has no mean: "
             "measure collapse on data that hold every class, or leave the class out of all three moments"
         )
     if len(mean_CK) < 2:
-        raise ValueError(f"neural collapse compares classes, got {len(mean_CK)}")
+        raise ArgumentError(f"neural collapse compares classes, got {len(mean_CK)}")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from protoseam.errors import ArgumentError, ArgumentTypeError
+
 __all__ = ["class_lipschitz", "head_lipschitz"]
 
 # ‖p − q‖₂ ≤ √2 for probability vectors: cross-entropy against hard or smoothed labels, rem:lipschitz-ours.
@@ -73,7 +75,9 @@ def _last_linear(head: nn.Module) -> tuple[Tensor, float]:
                 body *= _spectral(matrix)
             body, matrix = body * _slope(layer), None
     if matrix is None:
-        raise ValueError(f"head_lipschitz: {type(head).__name__} does not end in nn.Linear; it has no logits")
+        raise ArgumentError(
+            f"head_lipschitz: {type(head).__name__} does not end in nn.Linear; it has no logits"
+        )
     return matrix, body
 
 
@@ -95,7 +99,7 @@ def _slope(layer: nn.Module) -> float:
     if type(layer) in _ACTIVATIONS:
         return _ACTIVATIONS[type(layer)]
     known = ", ".join(sorted([t.__name__ for t in _ACTIVATIONS] + ["ELU", "LeakyReLU", "PReLU"]))
-    raise TypeError(
+    raise ArgumentTypeError(
         f"head_lipschitz knows no constant for {type(layer).__name__}; it handles Linear, Sequential, Identity, "
         f"Dropout, Flatten and {known}. Fold an affine layer into its neighbour, or pass your own G to the bounds"
     )

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from protoseam.errors import ArgumentError
 from protoseam.theory.bures import psd_sqrt
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "floor_regularization",
     "jensen_gap",
     "loss_hessian",
-    "mean_curvature_spread",
     "point_loss",
     "remainder_bound",
     "remainder_bound_fourth_order",
@@ -128,37 +128,12 @@ def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> T
     return (trace_C.square() + 2 * trace_of_square_C) / 48
 
 
-def mean_curvature_spread(
-    weight_CK: Tensor,
-    bias_C: Tensor | None,
-    mean_CK: Tensor,
-    covariance_CKK: Tensor,
-    *,
-    generator: torch.Generator,
-    pairs: int = 256,
-) -> MeanWithError:
-    """E tr ∇²ℓ over Γ_i = N(μ_i, Σ_i), the curvature that the floor really regularises.
-
-    E_{Γ_i * N(0, σ0²I)} ℓ_i − E_{Γ_i} ℓ_i = σ0²/2 · (this) + O(σ0⁴), by the heat equation. The paper has the
-    curvature at the prototype here, which is the same only while Σ_i is small; see docs/theory.md.
-    """
-    value_MC = [
-        (
-            curvature_spread(weight_CK, bias_C, mean_CK.detach().double() + zeta_CK)
-            + curvature_spread(weight_CK, bias_C, mean_CK.detach().double() - zeta_CK)
-        )
-        / 2
-        for zeta_CK in _noise(psd_sqrt(covariance_CKK), pairs, generator)
-    ]
-    return _average(torch.stack(value_MC))
-
-
 def _centred_rows(
     weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For a block of c points at a time: p (c, C), and ω_j − ω̄ with each point's own ω̄ = Σ_j p_j ω_j (c, C, K)."""
     if weight_CK.ndim != 2 or point_CK.ndim != 2 or point_CK.shape[1] != weight_CK.shape[1]:
-        raise ValueError(
+        raise ArgumentError(
             f"weight must be (C, K) and points (C, K), got {tuple(weight_CK.shape)} and "
             f"{tuple(point_CK.shape)}: pass head.weight as it is, one row a class"
         )
@@ -237,7 +212,7 @@ def _pair_average(
     subtract: str | None,
 ) -> MeanWithError:
     if pairs < 2:
-        raise ValueError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
+        raise ArgumentError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
     block = max(1, _BLOCK_ROWS // (3 * len(prototype_CK)))
     at_CK = prototype_CK.detach().double()
     chunks: list[Tensor] = []
@@ -277,7 +252,7 @@ def _class_losses(head: Head, z_MCK: Tensor) -> Tensor:
     M, C, K = z_MCK.shape
     logits = head(z_MCK.reshape(M * C, K))
     if logits.shape != (M * C, C):
-        raise ValueError(
+        raise ArgumentError(
             f"head maps {M * C} embeddings to {tuple(logits.shape)}, but there are {C} prototypes: "
             f"it must return ({M * C}, {C}) logits, one a class"
         )

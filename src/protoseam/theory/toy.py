@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = [
     "LIMITING_HEAD",
     "SIGMAS",
@@ -26,7 +28,6 @@ __all__ = [
     "optimal_a",
     "perturbation_loss",
     "sampled_loss",
-    "second_order_loss",
     "sensitivity",
     "simulate",
 ]
@@ -49,11 +50,6 @@ def sampled_loss(a: float, sigma: float) -> float:
     """L_sample(a) (eq:toy-sampled-expanded)."""
     q = sigma * sigma
     return q + 2 * a * (2 * q + 3 * q**2) + a * a * (4 * q + 39 * q**2 + 15 * q**3)
-
-
-def second_order_loss(a: float, sigma: float) -> float:
-    """σ²(1 + 2a)², the curvature penalty ½ tr(Σ∇²ℓ) of this model; L_sample minus this is O(σ⁴)."""
-    return (sigma * (1 + 2 * a)) ** 2
 
 
 def optimal_a(sigma: float) -> float:
@@ -159,9 +155,9 @@ def simulate(
     Seed r is the stream of ``seed + r``; every σ gets draws of its own. About 6 s on one core.
     """
     if samples < 2 or seeds < 1:
-        raise ValueError(f"toy simulation needs samples ≥ 2 and seeds ≥ 1, got {samples} and {seeds}")
+        raise ArgumentError(f"toy simulation needs samples ≥ 2 and seeds ≥ 1, got {samples} and {seeds}")
     if not sigmas or min(sigmas) <= 0:
-        raise ValueError(
+        raise ArgumentError(
             f"toy simulation needs noise levels σ > 0 (at 0 every head is optimal), got {tuple(sigmas)}"
         )
     results_GRV = torch.empty(len(sigmas), seeds, 5, dtype=torch.float64)

@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError, MissingDependencyError
 from protoseam.theory.bures import psd_sqrt
 
 __all__ = ["W1Estimate", "discrete_w1", "projection_constant", "sliced_w1", "w1_to_gaussian"]
@@ -142,7 +143,7 @@ def assignment_w1(a_MK: Tensor, b_MK: Tensor) -> Tensor:
     try:
         from scipy.optimize import linear_sum_assignment  # slow to import, needed here only
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingDependencyError(
             "assignments between point sets need scipy: pip install 'protoseam[lab]'", name=error.name
         ) from None
 
@@ -162,14 +163,14 @@ def _gaussian_like(z_nK: Tensor, count: int, generator: torch.Generator) -> Tens
 def _classes(z_NK: Tensor, y_N: Tensor, num_classes: int) -> Iterator[Tensor]:
     """The embeddings of class 0, 1, …, float64."""
     if z_NK.ndim != 2 or y_N.shape != z_NK.shape[:1]:
-        raise ValueError(
+        raise ArgumentError(
             f"embeddings must be (N, K) and labels (N,), got {tuple(z_NK.shape)}, {tuple(y_N.shape)}"
         )
     count = torch.bincount(y_N, minlength=num_classes)
     if len(count) != num_classes:
-        raise ValueError(f"label {len(count) - 1} is outside 0…{num_classes - 1}: check num_classes")
+        raise ArgumentError(f"label {len(count) - 1} is outside 0…{num_classes - 1}: check num_classes")
     if bool((count == 0).any()):
-        raise ValueError(
+        raise ArgumentError(
             f"class {int((count == 0).nonzero()[0])} has no sample, so W1 to its Gaussian is undefined: "
             "leave the class out and renumber the labels, or give more samples"
         )

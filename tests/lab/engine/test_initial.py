@@ -68,7 +68,7 @@ def test_the_same_task_begins_with_the_whole_network(place: Path, variant: str) 
     run = run_of(config(place, "first", variant=variant, init_from=str(place / variant)))
     told = run.start()
     weights = load_file(place / variant / "model.safetensors")
-    assert told == f"{len(weights)} of {len(weights)} tensors are taken over from {place / variant}."
+    assert told == f"{len(weights)} of {len(weights)} tensors are loaded from {place / variant}."
     found = run.deployed().state_dict()
     assert all(torch.equal(found[name], value) for name, value in weights.items())
 
@@ -81,7 +81,8 @@ def test_other_classes_begin_with_all_but_the_classifier(place: Path, source: st
     fresh = run.deployed().state_dict()
     told = run.start()
     assert told is not None
-    assert "the classifier there has another shape, so this one starts anew: fc." in told
+    assert "classifier has another shape" in told
+    assert ": fc." in told
     weights, found = load_file(place / source / "model.safetensors"), run.deployed().state_dict()
     for name, value in found.items():
         taken = name in weights and weights[name].shape == value.shape

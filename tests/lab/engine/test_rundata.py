@@ -19,13 +19,13 @@ from protoseam.lab.engine.config import (
     OptimConfig,
     RunConfig,
     as_begun,
-    from_dict,
     resolved,
 )
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.session import Interrupted, ResumeWarning, resume, train
+from protoseam.lab.engine.settings import from_dict
 
 CONFIG = RunConfig(
     data="blobs.npz",
@@ -87,9 +87,7 @@ def test_data_the_network_was_not_made_for_is_refused(
 ) -> None:
     train(CONFIG, here / "run", quiet=True)
     blobs(here / "blobs.npz", **change)  # type: ignore[arg-type]
-    refused = pytest.raises(
-        ConfigError, match=rf"is another by now \({words}\): bring back what it was trained on"
-    )
+    refused = pytest.raises(ConfigError, match=rf"has changed since training \({words}\): restore")
     with refused:
         evaluate(here / "run")
     (here / "run" / "summary.json").unlink()

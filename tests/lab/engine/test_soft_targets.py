@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from protoseam.core import prototype_gradient
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.epoch import begin_epoch, train_epoch
-from protoseam.lab.engine.objectives import Lifting, prototype_gradient
+from protoseam.lab.engine.objectives import Lifting
 from protoseam.lab.engine.run import Run
 
 B, C, K = 12, 5, 3

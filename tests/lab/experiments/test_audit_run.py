@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from protoseam.lab.audit import QUICK, AuditSettings
 from protoseam.lab.cli.main import main
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import auditing, session
@@ -20,7 +21,6 @@ from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.experiments.audit import audit_run
-from protoseam.theory import QUICK, AuditSettings
 
 SMALL = RunConfig(
     data="digits",

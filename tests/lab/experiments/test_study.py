@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protoseam.errors import SeamError
 from protoseam.lab.engine import epoch
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.files import StorageError
@@ -21,7 +22,6 @@ from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.experiments import paper, study
 from protoseam.lab.experiments.plans import QUICK, Scope, clusters, sweep_k, sweep_rho, table_1
 from protoseam.lab.experiments.recipes import MINUTES, NAMES, NETWORKS, RECIPES, network, recipe
-from protoseam.seam.guards import SeamError
 
 RESULTS = Path(__file__).parents[3] / "results" / "paper"
 

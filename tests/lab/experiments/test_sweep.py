@@ -11,7 +11,7 @@ import pytest
 import yaml
 from small_sweep import BASE, TWO_RATES, command, rows
 
-from protoseam.errors import DataWarning
+from protoseam.errors import DataWarning, SeamError
 from protoseam.lab.cli.main import main
 from protoseam.lab.engine import epoch, session
 from protoseam.lab.engine.config import ConfigError, RunConfig
@@ -19,7 +19,6 @@ from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.engine.session import DivergenceWarning
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.space import Choice, Range, grid, parse_space
-from protoseam.seam.guards import SeamError
 
 # ---------------------------------------------------------------------- the space
 

@@ -22,6 +22,7 @@ from protoseam.lab.engine import optim, step
 from protoseam.lab.kernels import augment as augment_kernels
 from protoseam.lab.kernels import fused_resnet, fused_vit
 from protoseam.lab.kernels import step as step_kernels
+from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models import vit_s
 from protoseam.lab.pipeline import augment as pipeline
 from protoseam.lab.pipeline.augment import Augmentation, Erase, augment, augment_with
@@ -72,7 +73,8 @@ def test_merge_batch(windows: tuple[float, float]) -> None:
         covariance.merge_batch_(plain, z, y, window=window, mean_window=mean_window)
         core_kernels.merge_batch(*found, z, y, window, mean_window)
     for a, b in zip(plain, found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        # Triton before 3.9 passes the windows as float32
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 
 # ---------------------------------------------------------------------- the step's
@@ -171,6 +173,11 @@ def test_every_operation_of_randaugment(shape: tuple[int, int, int], monkeypatch
 
 
 # ---------------------------------------------------------------------- the networks'
+
+
+def test_column_sums() -> None:
+    part = torch.randn(3, 150, 40)
+    torch.testing.assert_close(column_sums(part, torch.float32), part.sum(1))
 
 
 def near(found: Tensor, expected: Tensor, share: float = 0.01) -> None:

@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
             "--recipe", metavar="NAME", help="start from a recipe, e.g. cifar100-resnet8-protoseam"
         )
         self.add_argument("--print_config", action="store_true", help="print the settings and stop")
-        self.add_argument("--quiet", nargs="?", const="true", default="false", help="no progress")
+        self.add_argument("--quiet", nargs="?", const="true", default="false", help="show no progress")
 
     def add_settings(self) -> None:
         """Add an option for every setting; what its value must be is checked by :func:`read_command`."""

@@ -147,12 +147,12 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path, runs: Runs) -> bool:
     """Run what the parts still lack until it is done or the time is up; False if something failed."""
+    from protoseam.errors import SeamWarning
     from protoseam.lab.cli.options import budget_seconds, one_thread
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.experiments.plans import agenda
     from protoseam.lab.experiments.reporting import TOY
     from protoseam.lab.experiments.study import StudyError, run_study
-    from protoseam.seam.guards import SeamWarning
 
     budget = budget_seconds(args.budget_minutes)
     deadline = math.inf if budget is None else time.monotonic() + budget

@@ -34,19 +34,19 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
-    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
+    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
     parser.add_settings()
     return parser
 
 
 def main(argv: list[str]) -> int:
+    from protoseam.errors import SeamError
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.run import DivergedError
     from protoseam.lab.engine.rundir import RunDirectory
     from protoseam.lab.engine.session import resume, train
-    from protoseam.seam.guards import SeamError
 
     parser = build_parser()
     given, config = read_command(parser, argv)

@@ -17,7 +17,7 @@ _BETA2, _EPSILON = 0.999, 1e-8  # torch.optim.AdamW's defaults
 
 
 class FlatAdamW(FlatOptimizer):
-    """Plain operations on whole buffers: no host in between, so the update can be part of a captured step."""
+    """AdamW by operations on whole buffers, without the host, so that a captured step can hold the update."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
         super().__init__(groups, **options)
@@ -27,12 +27,12 @@ class FlatAdamW(FlatOptimizer):
 
     @torch.no_grad()
     def apply(self, lr: Tensor, ok: Tensor | None = None) -> None:
-        if ok is not None and ok.device.type == "cpu":  # nothing to wait for: the host may decide
+        if ok is not None and ok.device.type == "cpu":  # on a CPU the host may decide
             if not ok:
                 return
             ok = None
         self.count += 1 if ok is None else (ok != 0)
-        t = self.count.clamp(min=1)  # 0 only if every step so far was left out, and nothing is applied then
+        t = self.count.clamp(min=1)  # 0 only if every step so far was skipped, and then nothing is applied
         correction1 = 1 - torch.exp(t * math.log(self.momentum)) if self.momentum else torch.ones_like(t)
         correction2 = 1 - torch.exp(t * math.log(_BETA2))
         for s, second in zip(self.segments, self.second, strict=True):
@@ -49,7 +49,7 @@ class FlatAdamW(FlatOptimizer):
             s.synchronise()
 
     def state_dict(self) -> dict[str, Any]:
-        """Both moments, and how many updates there were."""
+        """Return both moments and the number of updates."""
         second = [v.clone() for v in self.second]
         return {**super().state_dict(), "second": second, "count": self.count.clone()}
 

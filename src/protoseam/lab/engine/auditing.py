@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import protoseam as ps
-from protoseam.theory import QUICK, audit_seam, audited_head
+from protoseam.lab.audit import QUICK, audit_seam, audited_head
 
 __all__ = ["AuditWarning", "quick_audit"]
 

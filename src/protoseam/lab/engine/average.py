@@ -43,7 +43,7 @@ class Average:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin again from the weights as they are."""
+        """Restart the average from the present weights."""
         self.count.zero_()
         for flat, s in zip(self.flat, self.optimizer.segments, strict=True):
             flat.copy_(s.master)
@@ -52,7 +52,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, ok: Tensor) -> None:
-        """Take in the weights after a step, unless the device scalar ``ok`` is false."""
+        """Add the weights after a step to the average, unless the device scalar ``ok`` is false."""
         counts = (ok != 0).to(torch.float64).reshape(1)
         decay = ((1 + self.count) / (10 + self.count)).clamp(max=self.decay)
         weight = ((1 - decay) * counts).float()
@@ -67,7 +67,7 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within, the network has the averaged weights; values are exchanged, so a captured graph stays valid."""
+        """Give the network the averaged weights inside the context; addresses stay, and with them a captured graph."""
         if self._applied:
             yield
             return
@@ -93,7 +93,7 @@ class Average:
             self.buffers[name].copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages by the names the objective's own state has."""
+        """Return the averages by the names of the objective's own state."""
         tensors = {name: t.clone() for name, t in (self.named | self.averaged).items()}
         return {"tensors": tensors, "count": self.count.clone()}
 

@@ -1,7 +1,7 @@
-"""What a checkpoint may take of the memory: as much as its file has bytes, and its few instructions.
+"""Read a checkpoint with no more memory than its file has bytes.
 
-Beside the code it may run, an archive from a stranger can be compressed, ask for large objects in a few bytes, or
-hold tensors that are larger than what is stored of them. Checkpoints of this library do none of that.
+An untrusted archive may run code, be compressed, ask for large objects in a few bytes, or hold tensors larger than
+their storage. Checkpoints of this library do none of that, and archives that do are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|t
 
 
 class Unbounded(Exception):
-    """Why reading a state could take more memory than its file has bytes."""
+    """Reading a state could take more memory than its file has bytes; the message says why."""
 
 
 def load_bounded(path: Path, map_location: torch.device | str) -> Any:
@@ -52,7 +52,7 @@ def load_bounded(path: Path, map_location: torch.device | str) -> Any:
 
 
 def bytes_of(state: Any) -> int:
-    """What the tensors in nested dicts and lists take in memory."""
+    """Return the bytes that the tensors in nested dicts and lists take in memory."""
     return sum(t.numel() * t.element_size() for t in _tensors(state))
 
 
@@ -61,14 +61,14 @@ def _inspect(instructions: bytes) -> None:
         if instruction.name == "STACK_GLOBAL" or (
             instruction.name in ("GLOBAL", "INST") and not _NAMES.fullmatch(str(argument))
         ):
-            asked = str(argument or "made up on the way").replace(" ", ".")
+            asked = str(argument or "computed while loading").replace(" ", ".")
             raise Unbounded(
                 f"it asks for the Python object {asked}, which no checkpoint of this library does"
             )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested dicts and lists, each container once: a pickle can refer to one many times."""
+    """Yield all tensors in nested dicts and lists, each container once, because a pickle can repeat one."""
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Whether a network has learned anything, and what to try if it has not, in words with numbers."""
+"""Sentences about whether a network has learned anything, and what to try if it has not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FEW_STEPS = 10  # per epoch
 
 
 def at_chance(accuracy: float, counts: Sequence[int], classes: Sequence[str], what: str) -> str | None:
-    """A sentence if ``accuracy`` is no better than guessing on samples with these class counts; else None.
+    """Return a sentence if ``accuracy`` is no better than guessing on samples with these class counts; else None.
 
     Guessing gives 1/n. Up to half as much again (at most ten points) counts as chance too, and so does what always
     answering the most frequent class would give.
@@ -32,7 +32,7 @@ def at_chance(accuracy: float, counts: Sequence[int], classes: Sequence[str], wh
 
 
 def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
-    """What to change in a run that does not learn, as options of the command."""
+    """Return what to change in a run that does not learn, as options of the command."""
     lr, _ = config.optim.resolved()
     better = suitable_batch(samples)
     options = (
@@ -54,14 +54,14 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
 
 
 def epoch_of(samples: int, batch_size: int) -> str:
-    """How many steps an epoch has, and how many samples wait for a later one, in a sentence."""
+    """Return a sentence: how many steps an epoch has, and how many samples it leaves out."""
     steps, rest = divmod(samples, batch_size)
     told = f"{samples:,} training samples in batches of {batch_size}: {steps:,} steps per epoch"
     return f"{told}; {rest} samples, others in each epoch, are left to later epochs." if rest else f"{told}."
 
 
 def few_steps(config: RunConfig, samples: int, batch_size: int) -> str | None:
-    """A sentence if an epoch has fewer than ten steps; else None."""
+    """Return a sentence if an epoch has fewer than ten steps; else None."""
     steps = samples // batch_size
     if steps >= FEW_STEPS:
         return None

@@ -41,9 +41,9 @@ class CheckpointWarning(UserWarning):
 
 
 def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) -> Path:
-    """Write the checkpoint of ``epoch`` finished epochs; afterwards all but the ``keep`` newest up to it go.
+    """Write the checkpoint of ``epoch`` finished epochs, then remove all but the ``keep`` newest.
 
-    Those of later epochs go too: the run went back before them, and takes another way from here.
+    Checkpoints of later epochs are removed too: the run has gone back before them.
     """
     with explain_os_error("a checkpoint", folder):
         refuse_link(folder)
@@ -70,7 +70,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
 
 
 def _write(folder: Path, epoch: int, state: dict[str, Any]) -> None:
-    # By way of memory: torch.save into a file turns the disk's refusal into an error that does not name it.
+    # Through memory: torch.save to a file reports a full disk by an error that does not name it.
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getbuffer()
@@ -99,9 +99,9 @@ def _name(epoch: int) -> str:
 def latest(
     folder: Path, map_location: torch.device | str = "cpu", *, most_bytes: int | None = None
 ) -> tuple[int, dict[str, Any]] | None:
-    """``(epoch, state)`` of the newest checkpoint that is whole, or None if there never was one.
+    """Return ``(epoch, state)`` of the newest checkpoint that is whole, or None if there is none.
 
-    ``most_bytes``: a larger file is not opened, as the run's settings imply a smaller one.
+    A file of more than ``most_bytes`` is not opened, because the run's settings imply a smaller one.
     """
     found = _newest_first(folder)
     for path in found:
@@ -133,7 +133,7 @@ def _read(path: Path, map_location: torch.device | str, most_bytes: int | None) 
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise _Damaged(f"no readable manifest: {error}") from error
     if written != _FORMAT:
-        raise _Damaged(f"its manifest speaks of format {written}, this version reads {_FORMAT}")
+        raise _Damaged(f"its manifest names format {written}, this version reads {_FORMAT}")
     state_path = path / "state.pt"
     try:
         if state_path.stat().st_size != size:
@@ -147,15 +147,15 @@ def _read(path: Path, map_location: torch.device | str, most_bytes: int | None) 
         raise
     except Unbounded as error:
         raise _Damaged(str(error)) from error
-    except Exception as error:  # given a stranger's bytes, torch raises KeyError, AssertionError, anything
+    except Exception as error:  # for bytes it did not write torch may raise anything
         raise _Damaged(_reason(error)) from error
     if path.name != _name(epoch) or not isinstance(state, dict):
-        raise _Damaged(f"its manifest speaks of epoch {epoch}")
+        raise _Damaged(f"its manifest names epoch {epoch}")
     return epoch, state
 
 
 def _reason(error: Exception) -> str:
-    """One line; torch's own would advise to load with weights_only=False, which is to run what the file asks for."""
+    """Return one line. torch's own message advises weights_only=False, which would run what the file asks for."""
     asked = re.search(r"GLOBAL (\S+)", str(error))
     if asked:
         return f"it asks for the Python object {asked[1]}, which no checkpoint of this library does"

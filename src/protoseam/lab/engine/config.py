@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protoseam.errors import ProtoSeamError
+from protoseam.seam.options import DEFAULT_DIM, OPTIONS, ClassWeights, Init
 
 __all__ = [
     "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "resolved", "to_dict", "unlike",
@@ -23,16 +24,16 @@ Variant = Literal["baseline", "unlifted", "protoseam"]
 
 
 class ConfigError(ProtoSeamError, ValueError):
-    """A setting is unknown, of the wrong kind, or contradicts another."""
+    """A setting is unknown, of the wrong kind, or contradicts another one."""
 
 
-# What a run's numbers do not depend on: where it runs, and how often it is looked at and saved.
+# Settings on which a run's numbers do not depend: where it runs, and how often it is audited and saved.
 BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
 # Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
 _RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
-_OWN_CLIP = 1.0  # of data of one's own; docs/own-data.md has the measurement
+_OWN_CLIP = 1.0  # for the user's own data; docs/own-data.md has the measurement
 _PAPER_SPEED = 1.0  # the paper trains N2 and S like the rest
-CATALOGUED_BATCH = 128  # of the paper's recipes; the paper does not state it
+CATALOGUED_BATCH = 128  # in the paper's recipes; the paper does not state it
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class OptimConfig:
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
         name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay). null: adamw for
-            data of one's own if lr is null as well, else sgd.
+            your own data if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
             data set and where lift.bounded does its work, else 1.0: small batches can otherwise end any rate's
             training at chance. 0: none.
@@ -60,7 +61,7 @@ class OptimConfig:
     clip: float | None = None
 
     def resolved(self) -> tuple[float, float]:
-        """(learning rate, weight decay), with the optimizer's defaults where the config names none."""
+        """Return (learning rate, weight decay), with the optimizer's defaults where the config names none."""
         lr, decay = _RATES[self.name or "sgd"]
         return lr if self.lr is None else self.lr, decay if self.weight_decay is None else self.weight_decay
 
@@ -73,17 +74,15 @@ class LiftConfig:
         dim: seam width k (paper, §protocol).
         rho_min: ρ at the first epoch; the paper does not state it.
         rho_max: ρ at the last epoch (paper, §protocol).
-        alpha: repulsion exponent (paper, eq:penalty).
-        repulsion: weight of the repulsion; null ties it to ρ (paper, remark (i)). It sums n²/2 pairs: for thousands
-            of classes give something like 1/n.
+        alpha: {alpha}.
+        repulsion: {repulsion_scale}.
         covariance: how Σ̂ is estimated.
         structure: of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
-        draws: samples per class and step (alg:lifted, line 5); null: 1 for a catalogued data set, for data of one's own
-            enough for 64 samples per step.
-        antithetic: draw ξ and −ξ together.
-        init: where the prototypes start.
-        class_weights: 1/n or |D_i|/m (remark (ii)).
+        draws: {draws}. A catalogued data set takes 1 where none is given (paper).
+        antithetic: {antithetic}.
+        init: {init}.
+        class_weights: {class_weights}.
         clean_pass: exact covariance from clean images instead of the epoch's augmented ones.
         seam_speed: learning rate of N2 and the prototypes, relative to N1's; null: 1 for a catalogued data set (the
             paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
@@ -91,21 +90,24 @@ class LiftConfig:
             cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
     """
 
-    dim: int = 32
+    dim: int = DEFAULT_DIM
     rho_min: float = 1.0
     rho_max: float = 16.0
-    alpha: float = 2.0
-    repulsion: float | None = None
+    alpha: float = OPTIONS["alpha"].default
+    repulsion: float | None = OPTIONS["repulsion_scale"].default
     covariance: Literal["exact", "running", "isotropic", "switch"] = "exact"
     structure: Literal["full", "diagonal", "shared"] = "full"
     floor: float | Literal["auto"] = 0.1
-    draws: int | None = None
-    antithetic: bool = False
-    init: Literal["fsinit", "random", "unit"] = "fsinit"
-    class_weights: Literal["uniform", "frequency"] = "uniform"
+    draws: int | None = OPTIONS["draws"].default
+    antithetic: bool = OPTIONS["antithetic"].default
+    init: Init = OPTIONS["init"].default
+    class_weights: ClassWeights = OPTIONS["class_weights"].default
     clean_pass: bool = False
     seam_speed: float | None = None
     bounded: bool | None = None
+
+
+LiftConfig.__doc__ = (LiftConfig.__doc__ or "").format(**{k: v.description for k, v in OPTIONS.items()})
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ class RunConfig:
         variant: baseline (the plain model), unlifted (its seam, end to end) or protoseam.
         seed: of the initial weights, the split, the order, the augmentation and the samples.
         epochs: epochs to train.
-        batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for data of
-            one's own the largest power of two from 8 to 128 with which an epoch has 20 steps.
+        batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for your
+            own data the largest power of two from 8 to 128 with which an epoch has 20 steps.
         validation: fraction of the training data held out, stratified.
         augment: the paper's pipeline (crop, flip, RandAugment, erasing), none, or auto: the paper's for colour
             images of 32 pixels or more, none for digits and tables, which a flip turns into something else.
@@ -226,8 +228,8 @@ class RunConfig:
             raise ConfigError(
                 f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
             )
-        if not self.lift.alpha > 0:
-            raise ConfigError(f"lift.alpha must be positive, got {self.lift.alpha}")
+        OPTIONS["alpha"].check("lift.alpha", self.lift.alpha, ConfigError)
+        OPTIONS["repulsion_scale"].check("lift.repulsion", self.lift.repulsion, ConfigError)
         if not 0 < self.lift.rho_min <= self.lift.rho_max:
             raise ConfigError(
                 f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"
@@ -262,9 +264,9 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The config with the defaults that depend on other settings filled in, as far as no data is needed for it.
+    """Return the config with those defaults filled in that depend on other settings but not on the data.
 
-    A run keeps this form, so that it goes on with the same numbers should a later version have other defaults.
+    A run keeps this form, so that it resumes with the same numbers in a version with other defaults.
     """
     from protoseam.lab.data.loading import is_catalogued
     from protoseam.seam.groups import SEAM_SPEED
@@ -280,7 +282,7 @@ def resolved(config: RunConfig) -> RunConfig:
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
     elif clip is None:
-        lifted = bounded and config.variant == "protoseam"  # whose gradients need no second limit
+        lifted = bounded and config.variant == "protoseam"  # its gradients need no second limit
         clip = None if lifted else _OWN_CLIP
     return dataclasses.replace(
         config,
@@ -291,7 +293,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def as_begun(values: dict[str, Any]) -> dict[str, Any]:
-    """A run's stored settings with those that did not exist when it was begun as they were in force then."""
+    """Return a run's stored settings, where those that did not exist when it began get what was in force then."""
     from protoseam.lab.data.loading import is_catalogued
 
     if is_catalogued(str(values.get("data"))):
@@ -305,6 +307,6 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
-    """The settings in which two runs differ, in words, ``but`` those."""
+    """Return the settings in which two runs differ, as sentences, except those in ``but``."""
     theirs, ours = to_dict(resolved(there)), to_dict(resolved(here))
     return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]

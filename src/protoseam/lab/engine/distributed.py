@@ -1,7 +1,7 @@
 """Several processes: torchrun starts them, DDP averages their gradients, rank 0 writes.
 
-When one is lost, the others end as well, and torchrun (with ``--max-restarts``) starts all of them again:
-:func:`restarted` is how a run knows that it is to go on.
+When one is lost, the others end as well, and torchrun (with ``--max-restarts``) starts all of them again.
+:func:`restarted` tells a run to resume.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LostProcessError(ProtoSeamError, RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among them; the default is a process alone."""
+    """The rank of this process among ``world``; the default is a single process."""
 
     rank: int = 0
     world: int = 1
@@ -49,12 +49,12 @@ class Processes:
         return t
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so for one of them: what all must decide alike."""
+        """Return whether ``flag`` is true in any process, for decisions that all must make alike."""
         return float(self.mean(torch.tensor(float(flag), device=self.device))) > 0
 
     @torch.no_grad()
     def share_buffers(self, module: nn.Module) -> None:
-        """Give all the first one's buffers, where each has averaged its own; DDP does it before a forward only."""
+        """Copy the first process's buffers to all, as DDP does before a forward; each has averaged its own."""
         if self.world == 1:
             return
         own = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -63,7 +63,7 @@ class Processes:
                 dist.broadcast(buffer, 0)
 
     def agree(self, number: int, what: str) -> None:
-        """Refuse to go on where the processes see different files."""
+        """Raise LostProcessError if the processes have different numbers, because they see different files."""
         mean = float(self.mean(torch.tensor(float(number), device=self.device)))
         if mean != number:
             raise LostProcessError(
@@ -73,7 +73,7 @@ class Processes:
 
 
 def join(device: torch.device) -> Processes:
-    """Join the group torchrun set up (NCCL on CUDA, gloo on a CPU), or stay alone without one."""
+    """Join the group that torchrun has set up (NCCL on CUDA, gloo on a CPU); without one, return a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes()
     if device.type == "cuda":
@@ -86,7 +86,7 @@ def join(device: torch.device) -> Processes:
 
 
 def refuse_torchrun(what: str) -> None:
-    """For what trains a run of its own in each process: DDP would average the gradients of different runs."""
+    """Refuse torchrun for a command that trains another run in each process, whose gradients DDP would average."""
     world = os.environ.get("WORLD_SIZE", "1")
     if int(world) > 1:
         raise ConfigError(
@@ -96,16 +96,16 @@ def refuse_torchrun(what: str) -> None:
 
 
 def _let_go() -> None:
-    """Give gloo's thread time to drop the last collective's tensors, for which it needs the interpreter.
+    """Give gloo's thread time to release the last collective's tensors while the interpreter still runs.
 
-    Without one it aborts the process, and torchrun then ends the others, as if the run had failed (seen with torch 2.13
-    where a process ended right after a collective).
+    Otherwise it aborts the process, and torchrun ends the others as if the run had failed (seen with torch 2.13 where
+    a process ended right after a collective).
     """
     time.sleep(0.1)
 
 
 def restarted() -> bool:
-    """Whether torchrun has started these processes again after it lost one of them."""
+    """Return whether torchrun has started these processes again after it lost one of them."""
     return _restarts() > 0
 
 
@@ -114,7 +114,7 @@ def _restarts() -> int:
 
 
 def _initialise(backend: str) -> None:
-    """Meet the others, at a place of its own for each start.
+    """Meet the other processes under a prefix of its own for each start.
 
     torchrun's store outlives a restart and still holds the dead processes' addresses: gloo would wait for them
     (seen with torch 2.13). Each node counts its own restarts, so this serves one node; several need
@@ -132,7 +132,7 @@ def _initialise(backend: str) -> None:
 
 @contextmanager
 def naming_lost_processes(processes: Processes) -> Iterator[None]:
-    """Turn the transport's complaint that a peer is gone into words."""
+    """Turn the transport's error about a lost peer into a LostProcessError."""
     try:
         yield
     except RuntimeError as error:

@@ -22,7 +22,7 @@ from protoseam.seam.classifier import find_classifier, fold_linears
 
 __all__ = ["BINS", "evaluate", "load_deployed", "load_network"]
 
-BINS = 15  # of the calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
+BINS = 15  # calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
 
 
 def load_network(path: Path, data: RunData | Resident, *, fold: bool = False) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: temporary name, fsync, rename, fsync of the folder."""
+"""Files that are complete or absent: temporary name, fsync, rename, fsync of the directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_JSON = 16 * 2**20  # a study's file of 200 epochs has 0.3 MB
 
 
 class StorageError(ProtoSeamError, OSError):
-    """The disk refused: full, read-only, or gone."""
+    """The system cannot write or read a file: the disk is full, read-only, or gone, or the file is damaged."""
 
 
 @contextmanager
@@ -39,11 +39,11 @@ def explain_os_error(
     path: Path,
     going_on: str = ", then go on (protoseam train --resume, or the same study again). What was saved before is intact",
 ) -> Iterator[None]:
-    """Turn the system's refusal into words; what was on disk before is still there."""
+    """Turn an OSError into a StorageError that says what could not be written and what to do."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, ProtoSeamError):  # in words already
+        if isinstance(error, ProtoSeamError):  # it has a message of ours already
             raise
         why = {
             errno.ENOSPC: "the disk is full: free some space",
@@ -58,7 +58,7 @@ def explain_os_error(
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """``path`` holds either its old content or all of ``data``, whenever the process or machine dies.
+    """Write ``data`` so that ``path`` holds either its old content or all of it, whenever the process dies.
 
     Raises:
         LinkError: if ``path`` is a link.
@@ -83,7 +83,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """The bytes of a plain file that has at most ``most`` of them; a pipe or a device is not waited for."""
+    """Return the bytes of a plain file of at most ``most``; a pipe or a device is refused without waiting."""
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a plain file")
@@ -94,7 +94,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of at most 16 MiB; damage is named together with the file."""
+    """Return the object in a JSON file of at most 16 MiB; raise StorageError, which names the file."""
     try:
         value = json.loads(read_bounded(path, _MOST_JSON))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""Start from a network that was trained before: a finished run's, or a safetensors file of a model's state.
+"""Start from a trained network: that of a finished run, or a safetensors file of a model's state.
 
-Everything is taken over except a classifier of another shape, so that a network learns other classes from where it is.
+Everything is loaded except a classifier of another shape, so that a trained network can learn other classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["read_tensors", "take_over"]
 
 
 def read_tensors(source: Path) -> dict[str, Tensor]:
-    """The tensors of a run's deployed network, or of a .safetensors file, by name."""
+    """Return the tensors of a run's deployed network, or of a .safetensors file, by name."""
     file = source / "model.safetensors" if source.is_dir() else source
     if source.is_dir() and not file.exists():
         raise ConfigError(
@@ -38,7 +38,7 @@ def read_tensors(source: Path) -> dict[str, Tensor]:
 def take_over(
     theirs: dict[str, Tensor], ours: dict[str, Tensor], classifier: str | None, source: Path
 ) -> str:
-    """Write ``theirs`` into ``ours`` by name; returns a sentence that says what was loaded and what was not.
+    """Write ``theirs`` into ``ours`` by name and return a sentence that says what was loaded and what was not.
 
     Args:
         theirs: tensors of the source.
@@ -74,10 +74,12 @@ def take_over(
             t.copy_(theirs[name])
         else:
             left.append(f"{name} {tuple(t.shape)}")
-    loaded = f"{len(ours) - len(left)} of {len(ours)} tensors are taken over from {source}"
+    loaded = f"{len(ours) - len(left)} of {len(ours)} tensors are loaded from {source}"
     if not left:
         return f"{loaded}."
-    return f"{loaded}; the classifier there has another shape, so this one starts anew: {', '.join(left)}."
+    return (
+        f"{loaded}; its classifier has another shape, so these start from random values: {', '.join(left)}."
+    )
 
 
 def _differs(source: Path, how: str) -> ConfigError:

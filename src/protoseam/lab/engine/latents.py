@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from protoseam.lab.audit.head import full_factors
 from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.answers import answers_on, class_table
 from protoseam.lab.engine.embeddings import through_last_layer
@@ -29,7 +30,6 @@ from protoseam.lab.engine.epoch import audit
 from protoseam.lab.engine.files import StorageError, explain_os_error, read_bounded, write_atomically
 from protoseam.lab.engine.schemas import BOUND, LATENTS, check, check_tensors
 from protoseam.lab.engine.thumbnails import chosen_rows, contact_sheet
-from protoseam.theory.audit_head import full_factors
 
 if TYPE_CHECKING:
     from protoseam.lab.engine.run import Run

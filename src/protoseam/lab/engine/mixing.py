@@ -22,16 +22,15 @@ from protoseam.lab.pipeline.resident import Resident, epoch_seed
 
 __all__ = ["Mixing", "draw_shares", "mix_images", "mix_labels"]
 
-_PURPOSE = 2**21  # of epoch_seed: far from those of ranks, dropout and audits
-_COLUMNS = (
-    6  # of a row: share of the labels, share of the pixels, and the rectangle's top, bottom, left, right
-)
+_PURPOSE = 2**21  # for epoch_seed: above those of ranks, dropout and audits
+# Columns of a row: share of the labels, share of the pixels, and the rectangle's top, bottom, left, right.
+_COLUMNS = 6
 
 
 def draw_shares(
     rng: np.random.Generator, steps: int, *, mixup: float, cutmix: float, height: int, width: int
 ) -> NDArray[np.float32]:
-    """What each of ``steps`` batches does, ``(S, 6)``: λ of the labels, λ of the pixels, and a rectangle.
+    """Return how each of ``steps`` batches is mixed, ``(S, 6)``: λ of the labels, λ of the pixels, and a rectangle.
 
     With both α above 0 a batch takes mixup or CutMix with probability ½ (timm's default). A batch of mixup has an
     empty rectangle; one of CutMix keeps the pixels outside its rectangle whole, and its λ is the area that is left.
@@ -52,7 +51,7 @@ def draw_shares(
 
 
 def mix_images(x: Tensor, row: Tensor) -> Tensor:
-    """Each image mixed with the one before it in the batch, by the shares in ``row`` (6,); the layout stays."""
+    """Return each image mixed with the one before it in the batch by the shares in ``row`` (6,), in the same layout."""
     before = torch.cat([x[-1:], x[:-1]])
     own = row[1]
     if x.ndim == 4:
@@ -68,7 +67,7 @@ def mix_images(x: Tensor, row: Tensor) -> Tensor:
 
 
 def mix_labels(y_B: Tensor, row: Tensor, num_classes: int) -> Tensor:
-    """The shares of the classes in each mixed image, ``(B, C)`` float32."""
+    """Return the shares of the classes in each mixed image, ``(B, C)`` float32."""
     hot_BC = (y_B[:, None] == torch.arange(num_classes, device=y_B.device)).float()
     return row[0] * hot_BC + (1 - row[0]) * torch.cat([hot_BC[-1:], hot_BC[:-1]])
 

@@ -16,16 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import protoseam as ps
-from protoseam.core import consensus_slope
 from protoseam.errors import DataError
 from protoseam.lab.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.lab.models.size import physical_memory
-from protoseam.seam.bounding import watched_features
-from protoseam.seam.classifier import last_linear
 from protoseam.seam.covariance import AbstractCovariance
 
 __all__ = [
-    "AbstractObjective", "Casting", "EndToEnd", "Lifting", "build_objective", "prototype_gradient",
+    "AbstractObjective", "Casting", "EndToEnd", "Lifting", "build_objective",
 ]  # fmt: skip
 
 # Embeddings (N, K) of the training data, and their labels (N,).
@@ -131,16 +128,6 @@ class EndToEnd(AbstractObjective):
         return self.model.state_dict(keep_vars=True)
 
 
-def prototype_gradient(apart_CK: Tensor, y: Tensor, slope_BK: Tensor) -> Tensor:
-    """∂/∂S of the whole objective: the part without images (overwritten), and minus the consensus slopes' class sums.
-
-    ``y`` holds labels (B,), or for mixed images the classes' shares q (B, C), with which the sums are qᵀ·slope.
-    """
-    if y.is_floating_point():
-        return apart_CK.sub_(y.to(slope_BK.dtype).T @ slope_BK)
-    return apart_CK.index_add_(0, y, slope_BK, alpha=-1)
-
-
 class Lifting(AbstractObjective):
     """The lifted objective, eq:combinedLoss."""
 
@@ -149,8 +136,7 @@ class Lifting(AbstractObjective):
     def __init__(self, net: ps.Lifted, *, seam_speed: float = 1.0, bounded: bool = False) -> None:
         super().__init__()
         self.net, self.seam_speed, self.bounded = net, seam_speed, bounded
-        net.check_finite = False  # the step looks at losses and gradients itself
-        net.check_steps = False  # and its optimizer has the prototypes
+        net._checks.leave()  # the step looks at losses and gradients itself, and its optimizer has the prototypes
 
     @property
     def seam(self) -> ps.Lifted:
@@ -166,37 +152,7 @@ class Lifting(AbstractObjective):
     def backward(
         self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
     ) -> Tensor:
-        """Two branches that meet at the end: N1 with the consensus term, and beside it all the seam's own work.
-
-        That work is a hundred tiny kernels, which in line would cost a tenth of a step and here fit into what N1
-        leaves free. The branches share the prototypes only, so their gradients are added at the end.
-        """
-        net, main = self.net, torch.cuda.current_stream()
-        s_CK = net.prototypes.detach().requires_grad_()
-        head = [p for p in net.n2.parameters() if p.requires_grad]
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            with casting():
-                classify, push = net.apart(s_CK, generator)
-            apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *head])
-        with casting(), watched_features(last_linear(net.n1, net.seam_layer)) as features:
-            z_BK = net.embed(x)
-        slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
-        embedded = main.record_event()
-        z_BK.backward(slope_BK.to(z_BK.dtype))
-        with torch.cuda.stream(side), torch.no_grad():
-            side.wait_event(embedded)
-            pull = net.consensus(z_BK, y)
-            net.prototypes.grad = prototype_gradient(apart_CK, y, slope_BK)
-            if not y.is_floating_point():  # a mixed image is in no class's covariance
-                net.covariance.observe(z_BK, y)
-            losses = torch.stack([pull + classify + push, pull, classify, push])
-        main.wait_stream(side)
-        for p, gradient in zip(head, gradients, strict=True):
-            p.grad = gradient
-        if net._bounds is not None:
-            net._bounds.apply(net, losses[1], features[-1] if features else None)
-        return losses
+        return torch.stack(self.net.backward(x, y, generator=generator, side=side, casting=casting.__call__))
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.lab import kernels
+from protoseam.lab.engine.config import ConfigError
 
 __all__ = ["FlatOptimizer", "FlatSGD", "Gathered", "sgd_update"]
 
@@ -22,7 +23,7 @@ _ALIGN = 128  # elements; keeps every parameter's view aligned for vectorised ke
 
 
 class _Segment:
-    """Parameters that share a precision, a weight decay and a rate scale: master, momentum, gradient, copy."""
+    """Parameters of one precision, weight decay and rate scale: master, momentum, gradient and working copy."""
 
     def __init__(
         self, params: list[nn.Parameter], low: torch.dtype | None, weight_decay: float, scale: float
@@ -47,7 +48,7 @@ class _Segment:
         self.use(self.work_views)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The parameters' places in a buffer like the master's."""
+        """Return the parameters' views of a buffer like the master's."""
         return [_view(flat, o, p) for p, o in zip(self.params, self.offsets, strict=True)]
 
     def use(self, views: list[Tensor]) -> None:
@@ -59,7 +60,7 @@ class _Segment:
             self.work.copy_(self.master)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients, taken out of ``p.grad``, each dense in its parameter's memory order; zeros for none."""
+        """Take the gradients out of ``p.grad`` and return them, each dense in its parameter's order; zeros for none."""
         out = []
         for p, view in zip(self.params, self.grad_views, strict=True):
             g, p.grad = p.grad, None
@@ -73,7 +74,7 @@ class _Segment:
 
 
 def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
-    """A view with the parameter's shape and memory order (channels_last weights stay channels_last)."""
+    """Return a view with the parameter's shape and memory order (channels_last weights stay channels_last)."""
     return torch.as_strided(flat, like.shape, like.stride(), offset)
 
 
@@ -130,10 +131,10 @@ class FlatOptimizer(ABC):
         return torch.stack(largest).max()
 
     def _clip(self, most: float) -> None:
-        """As torch.nn.utils.clip_grad_norm_, without the host: the factor stays on the device."""
+        """Clip as torch.nn.utils.clip_grad_norm_ does, with the factor on the device."""
         norms = [torch.linalg.vector_norm(s.grad, dtype=torch.float32) for s in self.segments]
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        # a step that is not finite is not applied; its factor must not spoil the gaps between parameters for good
+        # a step that is not finite is not applied, but its factor would stay in the gaps between parameters
         factor = torch.where(norm.isfinite(), most / (norm + 1e-6), 1.0).clamp(max=1.0)
         for s in self.segments:
             s.grad.mul_(factor)
@@ -143,17 +144,17 @@ class FlatOptimizer(ABC):
         """Update with the gathered gradients, unless the device scalar ``ok`` is false."""
 
     def in_place(self) -> InPlace | Gathered:
-        """The update for a captured step."""
+        """Return the update for a captured step."""
         return Gathered(self)
 
     @torch.no_grad()
     def size(self) -> float:
-        """The norm of all parameters together."""
+        """Return the norm of all parameters together."""
         return float(torch.stack([s.master.norm() for s in self.segments]).norm())
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """Within, every parameter is its float32 master: for saving, loading and deploying."""
+        """Make every parameter its float32 master inside the context, to save, load and deploy."""
         for s in self.segments:
             s.use(s.master_views)
         try:
@@ -163,12 +164,12 @@ class FlatOptimizer(ABC):
                 s.use(s.work_views)
 
     def synchronise(self) -> None:
-        """Make the working copies follow masters that were written from outside."""
+        """Copy the masters, which were written from outside, to the working copies."""
         for s in self.segments:
             s.synchronise()
 
     def state_dict(self) -> dict[str, Any]:
-        """The momenta; the masters are the network's own state under :meth:`full_precision`."""
+        """Return the momenta; the masters are the network's own state under :meth:`full_precision`."""
         return {"momentum": [s.momentum.clone() for s in self.segments]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,7 +177,7 @@ class FlatOptimizer(ABC):
 
     def _load(self, name: str, buffers: list[Tensor], state: dict[str, Any]) -> None:
         if len(state[name]) != len(buffers):
-            raise ValueError("the optimizer state belongs to another network or precision")
+            raise ConfigError("the optimizer state belongs to another network or precision")
         for buffer, value in zip(buffers, state[name], strict=True):
             buffer.copy_(value)
 
@@ -235,16 +236,16 @@ class Gathered:
 
     @torch.no_grad()
     def check(self, flag: Tensor) -> None:
-        """Take the gradients; raise the device's ``flag`` if one is not finite."""
+        """Take the gradients; set ``flag`` if one is not finite."""
         bad = ~torch.isfinite(self.optimizer.gather())
         torch.maximum(flag, bad.to(flag.dtype).reshape(1), out=flag)
 
     def apply(self, lr: Tensor, ok: Tensor) -> None:
-        """Update unless the device's ``ok`` is zero."""
+        """Update unless ``ok`` is zero."""
         self.optimizer.apply(lr, ok)
 
     def settle(self) -> None:
-        """Nothing: a captured copy knows where its gradients lie."""
+        """Do nothing: a captured copy knows the addresses of its gradients."""
 
 
 class InPlace:
@@ -261,7 +262,7 @@ class InPlace:
 
     @torch.no_grad()
     def check(self, flag: Tensor) -> None:
-        """Take the gradients; raise the device's ``flag`` if one is not finite."""
+        """Take the gradients; set ``flag`` if one is not finite."""
         self.held = [s.gradients() for s in self.optimizer.segments]
         self.captured = [[g.data_ptr() for g in gradients] for gradients in self.held]
         if not torch.cuda.is_current_stream_capturing():
@@ -271,7 +272,7 @@ class InPlace:
 
     @torch.no_grad()
     def apply(self, lr: Tensor, ok: Tensor) -> None:
-        """Update unless the device's ``ok`` is zero."""
+        """Update unless ``ok`` is zero."""
         for s, table in zip(self.optimizer.segments, self.tables, strict=True):
             table.update(
                 s.master, s.momentum, s.work, lr, ok, s.scale, self.optimizer.momentum, s.weight_decay

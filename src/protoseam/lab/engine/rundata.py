@@ -1,8 +1,7 @@
-"""What a run remembers of its data, in ``data.json``: where it lay, its classes, a fingerprint, the normalisation.
+"""The record of a run's data in ``data.json``: its place, classes, a fingerprint and the normalisation.
 
-A path in the config is as the user typed it, so from another folder it may lead to other data, and what lies there
-may have changed since. Data in: a run's directory, its config, the data it trains on. Data out: the same data again,
-or an error or a warning that says what is no longer as it was.
+A path in the config is as the user typed it, so from another folder it may lead to other data, and the files may have
+changed since training. The record finds the same data again, or says what has changed.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ __all__ = ["RunData", "load_again"]
 
 _FILE = "data.json"
 _IMAGES = 1000  # in the fingerprint, evenly spaced; of the labels all
-_REMEDY = "bring back what it was trained on, or train a new run"
+_REMEDY = "restore the data it was trained on, or train a new run"
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Of which the samples are named by their number and fingerprint, and a missing test part by none."""
+    """The record. Samples are known by their number and fingerprint; a missing test part has an empty list."""
 
     path: str | None  # absolute, if the data is a path and not a name
     root: str | None  # absolute, if the config names one
@@ -64,11 +63,11 @@ class RunData:
 
     @classmethod
     def read(cls, run: Path) -> RunData | None:
-        """None for a run that has not written any, as one of an earlier version."""
+        """Return the record of the run in a directory; None for a run of an earlier version, which has none."""
         if not (run / _FILE).exists():
             return None
         values = check_data(run / _FILE, read_json(run / _FILE))
-        values = {"image_size": None, **values}  # which a run of an earlier version has not written
+        values = {"image_size": None, **values}  # runs of earlier versions have none
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
     def write(self, run: Path) -> None:
@@ -76,18 +75,18 @@ class RunData:
             write_json(run / _FILE, dataclasses.asdict(self))
 
     def place(self, config: RunConfig) -> tuple[str, str | None]:
-        """(data, root): where it lay if it still lies there, else where the config's words lead from here."""
+        """Return (data, root): the recorded places if they still exist, otherwise those the config names."""
         path = self.path if self.path and Path(self.path).exists() else config.data
         root = self.root if self.root and Path(self.root).exists() else config.data_root
         return path, root
 
     def normalise(self, data: Resident) -> None:
-        """As in training so far, which is what the network is used to."""
+        """Normalise as training did so far, which is what the network was trained on."""
         data.mean.copy_(torch.tensor(self.mean))
         data.std.copy_(torch.tensor(self.std))
 
     def check(self, run: Path, dataset: ArrayDataset) -> list[str]:
-        """What has changed of the samples, in words; classes or sizes the network was not made for are refused."""
+        """Return what has changed about the samples; raise ConfigError for other classes or another sample shape."""
         classes, now = self.classes, list(dataset.classes)
         if classes != now:
             if len(classes) != len(now):
@@ -95,10 +94,10 @@ class RunData:
             else:
                 first = next(i for i, name in enumerate(classes) if name != now[i])
                 difference = f"class {first} was {classes[first]!r} and is {now[first]!r}"
-            raise ConfigError(f"the data of {run} is another by now ({difference}): {_REMEDY}")
+            raise ConfigError(f"the data for {run} has changed since training ({difference}): {_REMEDY}")
         if self.sample_shape != list(dataset.input_shape):
             difference = f"samples had shape {tuple(self.sample_shape)} and have {dataset.input_shape}"
-            raise ConfigError(f"the data of {run} is another by now ({difference}): {_REMEDY}")
+            raise ConfigError(f"the data for {run} has changed since training ({difference}): {_REMEDY}")
         changed = []
         for part, then in (("train", self.train), ("test", self.test)):
             images, labels = getattr(dataset, f"{part}_images"), getattr(dataset, f"{part}_labels")
@@ -112,14 +111,14 @@ class RunData:
 
 
 def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
-    """The data of a run that is only looked at, normalised as in training; warns if its samples are others by now."""
+    """Load the data of a run for evaluation, normalised as in training; warn if its samples have changed."""
     remembered = RunData.read(run)
     name, root = remembered.place(config) if remembered else (config.data, config.data_root)
     dataset = load(name, Path(root) if root else None, image_size=config.image_size)
     changed = remembered.check(run, dataset) if remembered else []
     if changed:
         warnings.warn(
-            f"the data has changed since {run} was trained on it: {'; '.join(changed)}",
+            f"the data for {run} has changed since training: {'; '.join(changed)}",
             DataWarning,
             stacklevel=3,
         )
@@ -132,7 +131,7 @@ def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu")
 
 
 def _fingerprint(images: NDArray[Any], labels: NDArray[np.int64]) -> list[int | str]:
-    """(number of samples, SHA-256 of the labels and of evenly spaced images); nothing of nothing."""
+    """Return the number of samples and a SHA-256 of labels and evenly spaced images; an empty list without samples."""
     if not len(labels):
         return []
     digest = hashlib.sha256(np.ascontiguousarray(labels).tobytes())

@@ -57,7 +57,7 @@ class RunLockedError(ProtoSeamError, RuntimeError):
 
 
 def go_on(path: Path) -> str:
-    """The command that does, to be copied."""
+    """Return the command that resumes the run."""
     return f"protoseam train --resume {shlex.quote(str(path))}"
 
 
@@ -73,7 +73,7 @@ class RunDirectory:
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
-        """The directory of a run, new or not, locked; refused while another process holds it."""
+        """Return the locked directory of a run, new or not; raise RunLockedError while another process holds it."""
         run = cls(path)
         with explain_os_error("the run", path, going_on=""), run._closed_on_error():
             try:
@@ -84,7 +84,7 @@ class RunDirectory:
                 gone = not os.path.samestat(os.fstat(run._lock.fileno()), (path / "lock").stat())
             except FileNotFoundError:
                 gone = True
-            if gone:  # removed under our feet by the process that finished it: a lock on nothing
+            if gone:  # the process that finished it has removed it, and the lock with it
                 raise RunLockedError(
                     f"{path} cannot be made, or another process has just removed it. Look again"
                 )
@@ -93,7 +93,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
-        """A new run; refused where one lies already, unless that one ended before it had anything to keep."""
+        """Return the directory of a new run; refuse one that holds a run with results."""
         run = cls.claim(path)
         with run._closed_on_error():
             results = any((path / name).exists() for name in ("metrics.jsonl", "summary.json"))
@@ -105,7 +105,7 @@ class RunDirectory:
         return run
 
     def start(self, config: RunConfig) -> None:
-        """Write down what is about to be run, and where."""
+        """Write the config and the environment of the run."""
         if config.seed >= 2**32:  # one word of entropy; two could be another seed's and an epoch's
             raise ConfigError(f"the seed of a new run must be below 2**32, got {config.seed}")
         with explain_os_error("the run", self.path, going_on=""):
@@ -116,7 +116,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
-        """An existing run, to go on with or to look at."""
+        """Return the locked directory of an existing run, and its config."""
         run = cls(path)
         config = run.read_config()
         with explain_os_error("the run", path), run._closed_on_error():
@@ -126,7 +126,7 @@ class RunDirectory:
         return run, config
 
     def _sweep_up(self) -> None:
-        """Remove what a process killed while it wrote left behind."""
+        """Remove temporary files of a process that was killed while it wrote."""
         for leftover in self.path.glob(".*.????????"):
             if leftover.name[1:-9] in _WRITTEN:
                 leftover.unlink()
@@ -150,7 +150,7 @@ class RunDirectory:
             raise ConfigError(f"{file}: {error}") from error
 
     def check_config(self, config: RunConfig) -> None:
-        """Refuse to go on with a run under other settings than its own; where it runs is no part of them."""
+        """Raise ConfigError unless ``config`` has the run's own settings; where it runs may differ."""
         if found := unlike(self.read_config(), config):
             raise ConfigError(
                 f"{self.path} holds a run with other settings ({'; '.join(found)}). Go on with it as it is: "
@@ -158,7 +158,7 @@ class RunDirectory:
             )
 
     def _acquire(self) -> None:
-        # The kernel drops the lock with the process, however it dies: a stale one cannot exist.
+        # The kernel releases the lock with the process, however it dies, so there is no stale lock.
         lock = open_in_place(self.path / "lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,12 +188,12 @@ class RunDirectory:
             self._lock = None
 
     def withdraw(self) -> None:
-        """Undo :meth:`start`: what failed before it began is no run, and the same command may be tried again."""
+        """Undo :meth:`start` for a run that failed before it began, so that the same command can be tried again."""
         for name in ("config.yaml", "data.json", "env.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the directory, its lock with it: whoever locks it next has to look whether the run is done."""
+        """Delete the directory and its lock; whoever locks it next must check whether the run is done."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 
@@ -206,7 +206,7 @@ class RunDirectory:
     # ------------------------------------------------------------------ what a run writes
 
     def rewind_metrics(self, epoch: int) -> None:
-        """Forget lines of epochs past the checkpoint: they are about to be run again."""
+        """Remove the metrics of epochs after ``epoch``, which are about to be run again."""
         kept = [row for row in self.read_metrics() if row["epoch"] <= epoch]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         with explain_os_error("metrics", self.path):
@@ -217,12 +217,12 @@ class RunDirectory:
             file.write(json.dumps(row) + "\n")
 
     def sync_metrics(self) -> None:
-        """Flush the lines so far to the disk: a checkpoint that is there must not outlive them."""
+        """Flush the metrics to disk before the checkpoint that relies on them."""
         if (self.path / "metrics.jsonl").exists():
             sync(self.path / "metrics.jsonl")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines that are as they were written, one per epoch; others are left out."""
+        """Return the metrics, one row per epoch; damaged lines are left out."""
         file = self.path / "metrics.jsonl"
         try:
             text = read_bounded(file, _MOST_METRICS) if file.exists() else b""
@@ -251,7 +251,7 @@ class RunDirectory:
         return check(file, read_json(file), SUMMARY) if file.exists() else None
 
     def environment_changes(self, device: str) -> list[str]:
-        """What differs between the environment the run was started in and this one, in words."""
+        """Return what differs between the environment in which the run was started and this one."""
         then, now = self.read_environment(), environment(device)
         then.pop("resumed", None)
         keys = sorted(then.keys() | now.keys())
@@ -262,7 +262,7 @@ class RunDirectory:
         ]
 
     def note_environment(self, device: str) -> None:
-        """Write down that the run goes on in this one: its results are not the first one's alone."""
+        """Record that the run goes on in the present environment."""
         known, now = self.read_environment(), environment(device)
         resumed = known.setdefault("resumed", [])
         if not resumed or resumed[-1] != now:
@@ -275,7 +275,7 @@ class RunDirectory:
 
 
 def environment(device: str = "auto") -> dict[str, Any]:
-    """The versions and the hardware that decide whether a repeat can be bit-identical, of a run on ``device``."""
+    """Return the versions and the hardware that decide whether a repeat on ``device`` can be bit-identical."""
     cuda = device != "cpu" and torch.cuda.is_available()
     name = torch.cuda.get_device_name(None if device == "auto" else device) if cuda else ""
     return {
@@ -295,7 +295,7 @@ def environment(device: str = "auto") -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The name of the processor, and the vector instructions that torch chose its kernels for."""
+    """Return the processor's name and the vector instructions for which torch chose its kernels."""
     name = platform.processor() or platform.machine()
     with suppress(OSError, UnicodeDecodeError), open("/proc/cpuinfo", encoding="utf-8") as file:
         name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), name)
@@ -306,7 +306,7 @@ _ROOT = Path(__file__).resolve().parents[4]
 
 
 def _commit(root: Path = _ROOT) -> str | None:
-    """The commit of a source checkout, ``-dirty`` if its src/ is not what was committed; None if installed."""
+    """Return the commit of a source checkout, with ``-dirty`` if src/ has changes; None if installed."""
     if not (root / ".git").exists():
         return None
 

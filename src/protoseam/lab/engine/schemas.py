@@ -21,7 +21,7 @@ __all__ = [
     "check", "check_data", "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
-_LARGEST = 1e300  # beyond it Python's whole numbers are no floats any more
+_LARGEST = 1e300  # larger whole numbers of Python cannot be floats
 _RESTORE = "restore the file, or remove it"
 
 
@@ -94,7 +94,7 @@ def _is_number(word: Any) -> bool:
 
 
 def words_of(kind: Callable[[str], bool]) -> Kind:
-    """Numbers kept as text, a blank between them."""
+    """Numbers as text, separated by blanks."""
     return Kind("numbers as text", lambda v: isinstance(v, str) and bool(v) and all(map(kind, v.split())))
 
 
@@ -205,7 +205,7 @@ def _fingerprint(value: Any) -> bool:
 
 
 def problem(value: Any, schema: Schema) -> str | None:
-    """What is wrong with a value, in words; None if nothing is. Fields that no schema names are let through."""
+    """Return what is wrong with a value; None if nothing is. Fields that the schema does not name are accepted."""
     if not isinstance(value, dict):
         return f"it is {value!r:.80}, and must be a table"
     for name, kind in schema.items():
@@ -242,7 +242,7 @@ def check_data(path: Path, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> str | None:
-    """What is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs`` × ``steps``, or None."""
+    """Return what is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs`` × ``steps``, or None."""
     if (wrong := problem(state, _STATE)) is not None:
         return wrong
     if state["epoch"] != epoch or epoch > epochs:

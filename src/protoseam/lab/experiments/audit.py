@@ -16,15 +16,7 @@ from torch import Tensor
 
 from protoseam.core.covariance import class_moments
 from protoseam.lab import models
-from protoseam.lab.data.names import for_terminal
-from protoseam.lab.engine import checkpoint
-from protoseam.lab.engine.config import ConfigError, RunConfig
-from protoseam.lab.engine.objectives import Lifting, build_objective
-from protoseam.lab.engine.run import resolve_device
-from protoseam.lab.engine.rundata import load_again
-from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.pipeline.resident import Resident
-from protoseam.theory import (
+from protoseam.lab.audit import (
     CONFIDENCE,
     FULL,
     Audit,
@@ -36,10 +28,16 @@ from protoseam.theory import (
     audit_seam,
     audited_head,
     collapse_if_defined,
-    epsilon_from_halves,
-    error_probability_bound,
-    optimal_floor,
 )
+from protoseam.lab.data.names import for_terminal
+from protoseam.lab.engine import checkpoint
+from protoseam.lab.engine.config import ConfigError, RunConfig
+from protoseam.lab.engine.objectives import Lifting, build_objective
+from protoseam.lab.engine.run import resolve_device
+from protoseam.lab.engine.rundata import load_again
+from protoseam.lab.engine.rundir import RunDirectory, go_on
+from protoseam.lab.pipeline.resident import Resident
+from protoseam.theory import epsilon_from_halves, error_probability_bound, optimal_floor
 
 __all__ = ["audit_run", "rebuild"]
 

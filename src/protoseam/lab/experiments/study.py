@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from protoseam.errors import DataError, ProtoSeamError
+from protoseam.errors import DataError, ProtoSeamError, SeamError
 from protoseam.lab.data.links import refuse_links
 from protoseam.lab.data.names import for_terminal
 from protoseam.lab.engine.config import ConfigError, RunConfig, unlike
@@ -28,7 +28,6 @@ from protoseam.lab.engine.run import DivergedError
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
 from protoseam.lab.engine.schemas import ROW, TOY, UNTESTED_ROW, problem
 from protoseam.lab.engine.session import Interrupted, train
-from protoseam.seam.guards import SeamError
 
 __all__ = [
     "UNTESTED", "Planned", "StudyError", "done", "forget", "read_study", "run_study", "say_stopped",

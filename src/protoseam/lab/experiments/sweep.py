@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protoseam.errors import SeamError
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.lab.engine.distributed import refuse_torchrun
 from protoseam.lab.engine.run import DivergedError
@@ -24,7 +25,6 @@ from protoseam.lab.engine.session import Interrupted, train
 from protoseam.lab.experiments import study
 from protoseam.lab.experiments.space import Space, apply, describe, grid, suggest
 from protoseam.lab.experiments.sweep_queue import Queue, heartbeats, open_queue
-from protoseam.seam.guards import SeamError
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage

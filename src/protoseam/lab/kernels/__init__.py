@@ -29,6 +29,7 @@ EQUALS = {
     "step.keep_books": "lab.engine.step.keep_books",
     "step.sgd_update": "lab.engine.optim.sgd_update",
     "step.take_batch": "lab.engine.step.take_batch",
+    "sums.column_sums": "torch.sum",
 }
 
 

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BYTES = 2**28  # of images between two slots
-_PIXELS = 64 * 64  # of an image that a program can hold: the larger, the more spills
+_BYTES = 2**28  # largest size of the images between two slots
+_PIXELS = 64 * 64  # largest image that a program holds without too many spills
 
 # Numbers of operations, and the weights of gray: those of randaugment.OPS and randaugment.GRAY.
 _SHEAR_X, _ROTATE = tl.constexpr(1), tl.constexpr(5)
@@ -88,7 +88,7 @@ def _normalised(level, scale, shift):
 
 @triton.jit
 def _from(y, x, inside, flipped, dy, dx, H: tl.constexpr, W: tl.constexpr):
-    """Where a pixel of the flipped crop lies in the image, and whether it does."""
+    """Return where a pixel of the flipped crop lies in the image, and whether it lies inside."""
     y, x = y + dy, tl.where(flipped, W - 1 - x, x) + dx
     inside = inside & (y >= 0) & (y < H) & (x >= 0) & (x < W)
     return y * W + x, inside
@@ -187,19 +187,19 @@ def _slot(
 
 
 def _strides(t: Tensor) -> tuple[int, int, int] | None:
-    """From image to image, channel to channel, pixel to pixel; None if rows do not follow each other so."""
+    """Return the strides of images, channels and pixels; None if rows do not follow each other."""
     image, channel, row, pixel = t.stride()
     return (image, channel, pixel) if row == t.shape[3] * pixel else None
 
 
 def supports(images_NCHW: Tensor) -> bool:
-    """Sizes that a program can hold, in either memory format."""
+    """Return whether a program can hold such an image; both memory formats will do."""
     C, H, W = images_NCHW.shape[1:]
     return C in (1, 3) and H * W <= _PIXELS and _strides(images_NCHW) is not None
 
 
 def chunk(images_NCHW: Tensor) -> int:
-    """How many images to augment at a time, to bound what is kept between two slots and for the draws."""
+    """Return how many images to augment at a time, which bounds the memory between two slots and for the draws."""
     return max(1, min(2**16, _BYTES // images_NCHW[0].numel()))
 
 

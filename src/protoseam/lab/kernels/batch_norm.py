@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_ALL = tl.constexpr(tl.PropagateNan.ALL)  # NaN shall show, as in torch's own relu
+_ALL = tl.constexpr(tl.PropagateNan.ALL)  # NaN stays NaN, as in torch's relu
 
 
 @triton.jit

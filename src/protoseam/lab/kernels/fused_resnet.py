@@ -10,21 +10,19 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from protoseam.lab.kernels import batch_norm as kernels
+from protoseam.lab.kernels import stem as stem_kernels
+from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models.resnet import BasicBlock, ResNet
-
-try:
-    from protoseam.lab.kernels import batch_norm as kernels
-    from protoseam.lab.kernels import stem as stem_kernels
-except ImportError:  # no Triton on this machine: `supports` and eval mode still work
-    kernels = stem_kernels = None  # type: ignore[assignment]
 
 __all__ = ["FusedResNet"]
 
-_CHANNELS = 64  # of a reduction's tile
-_ROWS = 64  # of a tile
+_CHANNELS = 64  # channels of a reduction's tile
+_ROWS = 64  # rows of a tile
 _PARTS = 256  # partial sums of a reduction, at most
 _WINDOW = 32  # numbers kept for a 3×3 window of a colour image: 27, a one, zeros
 
@@ -35,7 +33,7 @@ Extra = Literal["nothing", "half", "twice", "pool"]
 
 
 class _Norm:
-    """The vectors one BatchNorm2d needs on the way: a, b, mean, rstd, k0, k1, dγ, dβ."""
+    """The vectors of one BatchNorm2d: a, b, mean, rstd, k0, k1, dγ, dβ."""
 
     def __init__(self, bn: nn.BatchNorm2d) -> None:
         c, device = bn.num_features, bn.weight.device
@@ -55,12 +53,12 @@ class _Norm:
         kernels.bn_statistics[(p, c // _CHANNELS)](
             x, self.part, self.count[0], bn.weight, bn.bias, bn.running_mean, bn.running_var,
             bn.num_batches_tracked, v[0], v[1], v[2], v[3], m, p, m // p, bn.eps, bn.momentum, m / (m - 1),
-            C=c, BC=_CHANNELS, BM=_ROWS, BP=_power_of_two(p), num_warps=4,
+            C=c, BC=_CHANNELS, BM=_ROWS, BP=triton.next_power_of_2(p), num_warps=4,
         )  # fmt: skip
 
 
 class _Spec(NamedTuple):
-    """What one fused activation consists of and yields besides itself."""
+    """The parts of one fused activation, and what it yields besides itself."""
 
     norm: _Norm
     norm2: _Norm | None
@@ -127,7 +125,7 @@ class _Activation(torch.autograd.Function):
         kernels.bn_backward_reduce[(p, c // _CHANNELS)](
             dy, dy2, x if y is None else y, x, other, g, norm.part, norm.count[1], v[0], v[1], v[2], v[3],
             v2[0], v2[1], v2[2], v2[3], v[6], v[7], v[4], v[5], v2[6], v2[4], v2[5], m, p, m // p,
-            C=c, H=h, W=w, MODE=mode, DY=kind, BC=_CHANNELS, BM=tile, BP=_power_of_two(p), num_warps=4,
+            C=c, H=h, W=w, MODE=mode, DY=kind, BC=_CHANNELS, BM=tile, BP=triton.next_power_of_2(p), num_warps=4,
         )  # fmt: skip
         dx = _nhwc(n, h, w, c, x)
         dx2 = _nhwc(n, h, w, c, x) if mode == 2 else dx
@@ -153,7 +151,7 @@ class _Stem(torch.autograd.Function):
         windows = torch.empty(m, _WINDOW, device=x.device, dtype=x.dtype)
         part = torch.empty(p, _WINDOW * _WINDOW, device=x.device)
         stem_kernels.windows[(p,)](x, windows, part, m // p, H=h, W=w, BM=128, num_warps=4)
-        total = _add_parts(part)
+        total = column_sums(part[None], torch.float32)[0]
         mu, sw = torch.empty(_WINDOW, device=x.device), torch.empty(_WINDOW, c, device=x.device)
         stem_kernels.stem_statistics[(1,)](
             total, weight, bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.num_batches_tracked,
@@ -177,18 +175,11 @@ class _Stem(torch.autograd.Function):
             windows, weight, dy, dy2, v[0], v[1], part, m // p, C=c, BM=32, num_warps=4
         )
         dw = torch.empty_like(weight)
+        total = column_sums(part[None], torch.float32)[0]
         stem_kernels.stem_gradients[(1,)](
-            _add_parts(part), weight, v[0], v[2], v[3], mu, sw, dw, v[6], v[7], C=c, num_warps=8
+            total, weight, v[0], v[2], v[3], mu, sw, dw, v[6], v[7], C=c, num_warps=8
         )
         return None, None, dw, v[6], v[7]
-
-
-def _add_parts(part: Tensor) -> Tensor:
-    """Σ over the rows, in a fixed order."""
-    rows, width = part.shape
-    out = torch.empty(width, device=part.device)
-    stem_kernels.add_parts[(width // 32,)](part, out, rows, width, BP=128, BC=32, num_warps=4)
-    return out
 
 
 class FusedResNet:
@@ -200,13 +191,13 @@ class FusedResNet:
 
     @staticmethod
     def supports(model: ResNet, shape: tuple[int, ...]) -> bool:
-        """Tiles must come out even: channels in 64s, and an image that halves down to a power of two.
+        """Return whether tiles fill the network: channels in multiples of 64, image sides of 16, 32, 64 or 128.
 
-        Not above 128: the last stage's image is one tile.
+        The limit of 128 is there because the last stage's image is one tile.
         """
         _, height, width = shape
         widths = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-        square = height == width == _power_of_two(height) and 16 <= height <= 128
+        square = height == width == triton.next_power_of_2(height) and 16 <= height <= 128
         return square and all(c % _CHANNELS == 0 for c in widths)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -295,7 +286,7 @@ class FusedResNet:
         assert isinstance(bn, nn.BatchNorm2d)
         n, _, h, w = x.shape
         m, c = n * h * w, conv.out_channels
-        low = x.is_cuda and x.dtype == conv.weight.dtype == torch.bfloat16 and stem_kernels is not None
+        low = x.is_cuda and x.dtype == conv.weight.dtype == torch.bfloat16
         # row offsets are 32-bit
         if not (low and _recomputable(conv, x) and m % 128 == 0 and m * c < 2**31) or torch.is_grad_enabled():
             return _convolve(x, conv, *_folded(conv, bn, x.dtype))
@@ -361,7 +352,3 @@ def _programs(most: int, rows: int, tile: int) -> int:
     while rows % (p * tile):
         p -= 1
     return p
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

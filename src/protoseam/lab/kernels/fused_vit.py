@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from protoseam.lab.kernels import vit_launches as launch
+from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models.vit import Block, ConvStem, PatchStem, VisionTransformer
 
 __all__ = ["FusedViT"]
 
-_SWEPT = 2048  # images at a time without gradients: many enough that launching is not what takes the time
+_SWEPT = 2048  # images per launch without gradients, so that launches cost little
 _BLOCK_PARAMETERS = 12  # in the order of `_parameters`
 _BLOCK_SAVED = 10  # activations of a block that its backward needs
 
@@ -96,7 +97,7 @@ class _Trunk(torch.autograd.Function):
         (T, D), F = last.shape, saved[-1].shape[1]
         L, tiles = T // B, T // launch.TOKENS
         drop = launch.dropout(mask, share, T, D, F, depth)
-        # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; a row a tile, or an image
+        # columns of a block's partial sums: dγ1 dβ1 Σdx0, dγ2 dβ2 Σdx1, dbqkv, dc1; one row per tile or image
         width = 9 * D + F
         new = torch.empty if tiles == B else torch.zeros  # not every row has both
         part = new(depth, max(tiles, B), width, device=last.device)
@@ -119,9 +120,9 @@ class _Trunk(torch.autograd.Function):
             dx0, dx0d = launch.linear_norm_backward(dqkv, wqkv, dx1, x0, stats1, g1, part[i], 0, drop[3 * i])
             weights[i] = launch.weight_gradients([(dqkv, n1), (dx1d, o), (dh, n2), (dyd, a)])
             dy, dyd = dx0, dx0d
-        vectors = launch.column_sums(part, last)
-        (ends,) = launch.column_sums(final[None], last)
-        dpositions = launch.column_sums(dyd.view(1, B, L * D), last).view_as(positions)
+        vectors = column_sums(part, last.dtype)
+        (ends,) = column_sums(final[None], last.dtype)
+        dpositions = column_sums(dyd.view(1, B, L * D), last.dtype).view_as(positions)
         # the bias before a norm is added to every row, so its gradient is Σdx of that norm; a block's last
         # bias is followed by the next block's first norm
         entering = [v[2 * D : 3 * D] for v in vectors] + [ends[2 * D :]]
@@ -143,9 +144,9 @@ class FusedViT:
 
     @staticmethod
     def supports(model: VisionTransformer, shape: tuple[int, ...]) -> bool:
-        """64 tokens, averaged or with a class token, whole blocks, and widths that fill the tiles.
+        """Return whether the network has 64 tokens, averaged or with a class token, and widths that fill the tiles.
 
-        D is 128, 256, 384 or 512, heads are 16, 32 or 64 wide, the MLP's width comes in 128s, a patch in 8s.
+        D is 128, 256, 384 or 512, heads are 16, 32 or 64 wide, the MLP's width is a multiple of 128, a patch's of 8.
         """
         stem = model.stem
         if not isinstance(stem, PatchStem | ConvStem) or len(model.blocks) == 0:
@@ -186,7 +187,7 @@ class FusedViT:
             return torch.cat([self._swept(part) for part in x.split(images)])
 
     def _swept(self, x: Tensor) -> Tensor:
-        """Without gradients; filled up with images of nothing where a class token would leave a tile unfilled."""
+        """Return features without gradients; a batch with class tokens is padded with empty images to whole tiles."""
         lacking = -x.shape[0] % launch.TOKENS if self.model.pool == "cls" else 0
         if lacking == 0:
             return self._features(x, False, 0.0)
@@ -195,7 +196,7 @@ class FusedViT:
         )[: x.shape[0]]
 
     def _rates(self) -> set[float]:
-        """Of dropout, as it is now; each of the layers may have been told its own."""
+        """Return the present rates of dropout; each layer may have its own."""
         model: Any = self.model
         layers = [model.drop]
         for block in model.blocks:
@@ -217,7 +218,7 @@ class FusedViT:
         return pooled
 
     def _parameters(self) -> tuple[Tensor | None, list[Tensor]]:
-        """The linear stem's weight, where it is taken with the first norm, and the rest."""
+        """Return the linear stem's weight, if the first norm's kernel multiplies by it, and all other parameters."""
         model: Any = self.model
         last = model.stem.proj if isinstance(model.stem, PatchStem) else model.stem.layers[-1]
         bias = last.bias if model.cls_token is None else torch.zeros_like(last.bias)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_ALL = tl.constexpr(tl.PropagateNan.ALL)  # NaN shall show, as in torch's own relu
+_ALL = tl.constexpr(tl.PropagateNan.ALL)  # NaN stays NaN, as in torch's relu
 
 ONE = tl.constexpr(27)  # the place of the one in a window
 PADDED = tl.constexpr(32)
@@ -40,17 +40,6 @@ def windows(x, out, part, rows, H: tl.constexpr, W: tl.constexpr, BM: tl.constex
         moments = tl.dot(tl.trans(p), p, moments)
     at = k[:, None] * PADDED + k[None, :]
     tl.store(part + tl.program_id(0) * (PADDED * PADDED) + at, moments)
-
-
-@triton.jit
-def add_parts(part, out, rows, width, BP: tl.constexpr, BC: tl.constexpr):
-    """out = Σ over the rows of part (rows, width)."""
-    cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    acc = tl.zeros((BP, BC), tl.float32)
-    for i in range(0, rows, BP):
-        r = i + tl.arange(0, BP)
-        acc += tl.load(part + r[:, None] * width + cols[None, :], mask=(r < rows)[:, None], other=0.0)
-    tl.store(out + cols, tl.sum(acc, 0))
 
 
 @triton.jit

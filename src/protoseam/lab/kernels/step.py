@@ -1,6 +1,6 @@
-"""What a captured step does besides the network, as Triton kernels: take a batch, keep the books, update.
+"""Triton kernels for what a captured step does besides the network: take a batch, keep the books, update.
 
-In line with the network every tiny kernel costs its launch, and there would be some forty of them.
+As separate operations these would be about forty launches between those of the network.
 """
 # mypy: ignore-errors
 # The kernel's body is Triton's language, compiled when first launched.
@@ -24,10 +24,10 @@ _COMPILING = threading.Lock()
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, what this thread launches of Triton is not run but compiled, side by side; at the end it is there.
+    """Compile the Triton kernels that this thread launches inside the context, in parallel, without running them.
 
-    A step needs some twenty kernels, and one after the other they are what a first start waits for. What fails to
-    compile is left to the launch that needs it, for its error to be seen there.
+    A step needs about twenty kernels; compiled one by one they make the first start slow. A kernel that fails to
+    compile raises its error when it is launched.
     """
     if not hasattr(triton, "AsyncCompileMode"):  # an older Triton
         yield
@@ -76,9 +76,9 @@ def take_batch(
     lr: Tensor,
     steps: int,
 ) -> None:
-    """Batch ``counter % steps`` of an epoch's images and labels into ``x`` and ``y``, and the step's rate into ``lr``.
+    """Write batch ``counter % steps`` of an epoch's images and labels into ``x`` and ``y``, and its rate into ``lr``.
 
-    Rows of ``images`` lie one behind the other in memory, in the order of ``x``'s.
+    Rows of ``images`` are contiguous in memory, in the order of ``x``'s.
     """
     batch = len(y)
     _take[(triton.cdiv(x.numel(), _BLOCK),)](
@@ -117,7 +117,7 @@ def keep_books(
     *,
     keep_going: bool,
 ) -> None:
-    """Whether the step counts (loss finite, ``flag`` down), and everything that is counted; lowers the flag."""
+    """Decide whether the step counts and count it, as :func:`protoseam.lab.engine.step.keep_books`."""
     _book[(1,)](
         losses, flag, ok, sums, bad, first_bad, counter, len(losses), KEEP_GOING=keep_going,
         PADDED=triton.next_power_of_2(len(losses)), num_warps=1,
@@ -205,7 +205,7 @@ class Scattered:
         self.dtype = tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
 
     def check(self, flag: Tensor) -> None:
-        """Raise ``flag`` if a gradient is not finite."""
+        """Set ``flag`` if a gradient is not finite."""
         _finite[(len(self.tensors),)](
             self.addresses,
             self.tensors,

@@ -4,8 +4,8 @@ Separate layers read and write every activation several times, and attention ove
 general kernels; here scores stay on the chip, a residual sum and the LayerNorm after it finish the matrix product
 before them, and all bias and norm gradients are sums over rows, taken in passing and added up in a fixed order.
 
-Legend: T = batch·L token rows, L tokens an image, D their width, A heads of width E, F the MLP's hidden width.
-`part` (rows, width) holds partial sums a program; `slot` is the first column of a kernel's own.
+Legend: T = batch·L token rows, L tokens per image, D their width, A heads of width E, F the MLP's hidden width.
+`part` (rows, width) holds partial sums, one row per program; `slot` is the first column of a kernel.
 """
 # mypy: ignore-errors
 # The bodies below are Triton's language, compiled when first launched.
@@ -40,7 +40,7 @@ def linear_add_norm(
     K: tl.constexpr, D: tl.constexpr, XROWS: tl.constexpr, POOL: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
     BK: tl.constexpr,
 ):  # fmt: skip
-    """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows; mean and 1/σ a row.
+    """total = x + a·wᵀ + bias and out = LayerNorm(total), or with POOL its mean over the BM rows; mean and 1/σ per row.
 
     a (T, K) and w (D, K) come as descriptors, which read zeros past K. XROWS > 0: x has that many rows and
     repeats, as learned positions do. DROP: of mask·scale times what is added to x, or with such an x times the sum.
@@ -121,7 +121,7 @@ def norm_backward(
     dn, dres, x, mean, rstd, gamma, dx, part, slot, width, mask, dropped, scale,
     L: tl.constexpr, D: tl.constexpr, POOLED: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dx = LayerNorm'(dn) + dres, an image of L rows a program; POOLED: dn is the gradient of their mean, and no dres.
+    """dx = LayerNorm'(dn) + dres, one image of L rows per program; POOLED: dn is the gradient of their mean.
 
     The image's sums are dγ, dβ and the gradient of the bias before the norm. DROP: dropped = dx·mask·scale, and that
     bias's gradient is its sum.
@@ -232,7 +232,7 @@ def linear_gelu(
     K: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out = GELU(a·wᵀ + bias): a (T, K), w (F, K)."""
-    # neighbours share rows, of which there may be more than the second-level cache holds
+    # neighbouring programs share rows, which may exceed the second-level cache
     first = (tl.program_id(0) // (F // BN)) * BM
     col = (tl.program_id(0) % (F // BN)) * BN
     cols = col + tl.arange(0, BN)
@@ -271,7 +271,7 @@ def linear_scale_backward(
 
 @triton.jit
 def _scores(q, k, scale, L: tl.constexpr, BL: tl.constexpr):
-    """exp(q·kᵀ·scale − the row's largest): BL rows and columns, of which L are tokens."""
+    """exp(q·kᵀ·scale − the row's largest): BL rows and columns, the first L are tokens."""
     s = tl.dot(q, tl.trans(k)) * scale
     if BL > L:
         s = tl.where((tl.arange(0, BL) < L)[None, :], s, float("-inf"))
@@ -280,7 +280,7 @@ def _scores(q, k, scale, L: tl.constexpr, BL: tl.constexpr):
 
 @triton.jit
 def attention(qkv, out, scale, L: tl.constexpr, A: tl.constexpr, E: tl.constexpr, BL: tl.constexpr):
-    """One image and head a program: qkv (B, L, 3, A, E), out (B, L, A, E)."""
+    """One image and head per program: qkv (B, L, 3, A, E), out (B, L, A, E)."""
     b = tl.program_id(0) // A
     head = tl.program_id(0) % A
     D = A * E
@@ -388,17 +388,3 @@ def add_slices(part, out, total, SLICES: tl.constexpr, BLOCK: tl.constexpr):
     for s in tl.static_range(1, SLICES):
         acc += tl.load(part + s * total + at)
     tl.store(out + at, acc.to(tl.bfloat16))
-
-
-@triton.jit
-def column_sums(part, out, rows, width, BP: tl.constexpr, BC: tl.constexpr):
-    """out[z] = Σ over the rows of part[z] (rows, width)."""
-    z = tl.program_id(1).to(tl.int64)
-    part += z * rows * width
-    cols = tl.program_id(0) * BC + tl.arange(0, BC)
-    acc = tl.zeros((BP, BC), tl.float32)
-    for i in range(0, rows, BP):
-        r = i + tl.arange(0, BP)
-        ok = (r < rows)[:, None] & (cols < width)[None, :]
-        acc += tl.load(part + r[:, None] * width + cols[None, :], mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + z * width + cols, tl.sum(acc, 0).to(tl.bfloat16), mask=cols < width)

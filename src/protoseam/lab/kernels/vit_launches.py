@@ -10,29 +10,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    from protoseam.lab.kernels import vit as kernels
-except ImportError:  # no Triton on this machine: `FusedViT.supports` still answers
-    kernels = None  # type: ignore[assignment]
+from protoseam.lab.kernels import vit as kernels
 
 __all__ = [
-    "TILE", "TOKENS", "Dropped", "attention", "attention_backward", "column_sums", "described", "dropout",
+    "TILE", "TOKENS", "Dropped", "attention", "attention_backward", "described", "dropout",
     "linear_add_norm", "linear_gelu", "linear_norm_backward", "linear_scale_backward", "pooled_norm_backward",
     "weight_gradients",
 ]  # fmt: skip
 
-TOKENS = 64  # of an image, besides a class token; and a tile of rows
+TOKENS = 64  # tokens of an image without its class token, and rows of a tile
 TILE = 128  # rows of a weight gradient's tile, and of the MLP's backward
-_ROWS = 16  # at a time, where a norm stands alone
+_ROWS = 16  # rows at a time of a norm without a product
 _FUSED = 256  # widest rows whose norm a product finishes
 
 
 class Dropped(NamedTuple):
-    """A layer's dropout: what it keeps, as bytes, and 1/(1 - share dropped); no mask, no dropout."""
+    """A layer's dropout: a mask of what it keeps, as bytes, and 1/(1 - share dropped). No mask means no dropout."""
 
     mask: Tensor | None = None
     scale: float = 1.0
@@ -42,7 +39,7 @@ class Dropped(NamedTuple):
 
 
 def dropout(mask: Tensor | None, drop: float, T: int, D: int, F: int, depth: int) -> list[Dropped]:
-    """Of the stem, then of each block's attention, hidden layer and MLP, out of one mask for all."""
+    """Return the dropout of the stem, then of each block's attention, hidden layer and MLP, from one mask."""
     count = 1 + 3 * depth
     if mask is None:
         return [Dropped()] * count
@@ -65,7 +62,7 @@ def linear_add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``total = x + a·weightᵀ + bias``, its LayerNorm (``pool``: averaged over an image's tokens), mean and 1/σ.
 
-    No weight: ``a`` is the product. ``repeats``: so many rows has ``x``, over and over.
+    No weight: ``a`` is the product. ``repeats``: ``x`` has this many rows per repetition.
     """
     (T, K), D = a.shape, bias.shape[0]
     total = torch.empty(T, D, device=a.device, dtype=a.dtype)
@@ -77,7 +74,7 @@ def linear_add_norm(
         product = a if weight is None else torch.mm(a, weight.t())
         kernels.add_norm[(T // _ROWS,)](
             product, bias, x, *norm, total, out, stats[0], stats[1], eps, mask, scale,
-            D=D, XROWS=repeats, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+            D=D, XROWS=repeats, DROP=dropping, BM=_ROWS, BD=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
         return total, out.view(-1, TOKENS, D).mean(1) if pool else out, stats
     # among many images two at a time read the weights half as often
@@ -113,7 +110,7 @@ def linear_norm_backward(
     if D > _FUSED:
         kernels.norm_backward[(T // TOKENS,)](
             torch.mm(d, weight), dres, x, stats[0], stats[1], gamma, dx, part, slot, part.shape[1], mask, dropped,
-            scale, L=TOKENS, D=D, POOLED=False, DROP=dropping, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+            scale, L=TOKENS, D=D, POOLED=False, DROP=dropping, BM=_ROWS, BD=triton.next_power_of_2(D), num_warps=8,
         )  # fmt: skip
         return dx, dropped
     kernels.linear_norm_backward[(T // TOKENS,)](
@@ -144,12 +141,12 @@ def linear_gelu(n: Tensor, weight: Tensor, bias: Tensor, drop: Dropped, keep: bo
 
 
 def _rows(T: int) -> int:
-    """Of a tile that may span two images, if there are two."""
+    """Return the rows of a tile, which spans two images if their number is even."""
     return 2 * TOKENS if T % (2 * TOKENS) == 0 else TOKENS
 
 
 def linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tensor, slot: int) -> Tensor:
-    """``(d·weight)·slope``, and its sums into ``part``, a row an image."""
+    """``(d·weight)·slope``, and its sums into ``part``, one row per image."""
     (T, K), F = d.shape, weight.shape[1]
     dh = torch.empty_like(slope)
     rows = _rows(T)
@@ -160,26 +157,22 @@ def linear_scale_backward(d: Tensor, weight: Tensor, slope: Tensor, part: Tensor
     return dh
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 def _shared_memory(t: Tensor) -> int:
-    """KiB that a program may have on the tensor's device."""
+    """Return the KiB of shared memory per program on the tensor's device."""
     properties = torch.cuda.get_device_properties(t.device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0)) // 1024
 
 
 def _stages(t: Tensor) -> int:
-    """Of a product with a norm behind it: as many as fit, for it is one program a multiprocessor.
+    """Return the stages of a product with a norm: as many as fit, with one program per multiprocessor.
 
-    Four take 160 KiB on a data-centre card; a consumer's of the latest generation has 99.
+    Four take 160 KiB on a data-centre card; a consumer card of the latest generation has 99.
     """
     return 4 if _shared_memory(t) >= 160 or torch.cuda.get_device_capability(t.device) < (9, 0) else 3
 
 
 def _roomy(t: Tensor) -> bool:
-    """Hopper's and later data-centre cards, where a few warps hold a large tile; on others they would spill."""
+    """Return whether a few warps hold a large tile, as on Hopper and later data-centre cards; on others they spill."""
     return _shared_memory(t) >= 200
 
 
@@ -190,7 +183,7 @@ class _Tiling(NamedTuple):
 
 
 def _gradient_tiling(t: Tensor, widths: list[int]) -> _Tiling:
-    """Of the weight gradients: large tiles, one to a multiprocessor of an H200, where they fit; else two."""
+    """Return the tiling of the weight gradients: large tiles, one per multiprocessor of an H200, where they fit."""
     if _roomy(t) and all(width % 256 == 0 for width in widths):
         return _Tiling(256, 4, 132)
     return _Tiling(128, 3, 264)
@@ -221,7 +214,7 @@ def weight_gradients(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 def _attention_tile(L: int) -> dict[str, int]:
     """Launch options: scores in the next power of two of rows, and twice the warps where those are 128."""
-    return {"L": L, "BL": _power_of_two(L), "num_warps": 4 if L <= 64 else 8}
+    return {"L": L, "BL": triton.next_power_of_2(L), "num_warps": 4 if L <= 64 else 8}
 
 
 def attention(qkv: Tensor, B: int, A: int) -> Tensor:
@@ -233,7 +226,7 @@ def attention(qkv: Tensor, B: int, A: int) -> Tensor:
 
 
 def attention_backward(qkv: Tensor, do: Tensor, B: int, A: int, part: Tensor, slot: int) -> Tensor:
-    """dqkv, and its sums into ``part``, a row an image."""
+    """dqkv, and its sums into ``part``, one row per image."""
     T, D = do.shape
     dqkv = torch.empty_like(qkv)
     kernels.attention_backward[(B * A,)](
@@ -257,14 +250,6 @@ def pooled_norm_backward(
         dn.view(B, T // B, D)[:, 0] = dpooled
     kernels.norm_backward[(T // TOKENS,)](
         dn, dres, x, stats[0], stats[1], gamma, dx, part, 0, part.shape[1], mask, dropped, scale,
-        L=TOKENS, D=D, POOLED=mean, DROP=drop.mask is not None, BM=_ROWS, BD=_power_of_two(D), num_warps=8,
+        L=TOKENS, D=D, POOLED=mean, DROP=drop.mask is not None, BM=_ROWS, BD=triton.next_power_of_2(D), num_warps=8,
     )  # fmt: skip
     return dx, dropped
-
-
-def column_sums(part: Tensor, like: Tensor) -> Tensor:
-    """Sums over the rows of ``part`` (count, rows, width)."""
-    count, rows, width = part.shape
-    out = torch.empty(count, width, device=like.device, dtype=like.dtype)
-    kernels.column_sums[(-(-width // 32), count)](part, out, rows, width, BP=128, BC=32, num_warps=4)
-    return out

@@ -61,7 +61,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": _mlp,
 }
 NAMES: tuple[str, ...] = tuple(_BUILDERS)
-# Options of timm that read a file or a stranger's settings: a config must not be able to ask for that.
+# Options of timm that read a file or foreign settings: a config must not be able to ask for that.
 _LOADING = frozenset({"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"})
 
 
@@ -83,7 +83,7 @@ def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any
 
 
 def build(name: str, num_classes: int, image_shape: Sequence[int], **options: Any) -> nn.Module:
-    """The network called `name` for images of `image_shape` = (channels, height, width).
+    """Return the network called `name` for images of `image_shape` = (channels, height, width).
 
     `name` is one of `NAMES`, or any name timm knows where timm is installed; `options` go to that
     network's own function. `mlp` takes any shape and flattens it.

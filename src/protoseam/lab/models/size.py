@@ -1,4 +1,4 @@
-"""How large a network would be, before it is: one that cannot fit is refused in words."""
+"""Refuse a network that does not fit into memory before it is built."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ _BYTES = 12  # a float32 weight, its gradient and its momentum
 
 
 def physical_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_too_large(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> None:
-    """Build the network without memory and count: raises `ModelError` if training it takes more than there is."""
-    if options.get("pretrained"):  # of a size that exists, and not to be fetched twice
+    """Count the parameters of a network without memory; raise ModelError if training it needs more than there is."""
+    if options.get("pretrained"):  # such a network exists, and is not to be downloaded twice
         return
     try:
         with torch.device("meta"):
             count = sum(p.numel() for p in make(*args, **options).parameters())
-    except (
-        Exception
-    ):  # whatever is wrong is said when the network is built; and some cannot be built like this
+    except Exception:  # the real build reports what is wrong; and some networks cannot be built like this
         return
     if _BYTES * count > physical_memory():
         raise ModelError(

@@ -58,7 +58,7 @@ class Erase:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What training images go through; the defaults are the paper's pipeline."""
+    """The augmentation of training images; the defaults are the paper's pipeline."""
 
     crop_padding: int = 4  # paper, §tech_details
     flip: bool = True  # paper, §tech_details; probability 1/2
@@ -94,7 +94,7 @@ def draw_parameters(
     height: int,
     width: int,
 ) -> Draws:
-    """The random choices for the images at these dataset positions in this epoch."""
+    """Return the random choices for the images at these dataset positions in this epoch."""
     slots = policy.randaugment.num_ops if policy.randaugment is not None else 0
     words_DB = random_words(indices_B, seed=seed, epoch=epoch, count=_SLOT + 2 * slots)
     crop_2B = uniform_integer(words_DB[_CROP_ROW : _CROP_COLUMN + 1], 2 * policy.crop_padding + 1)
@@ -145,7 +145,7 @@ def normalise(
     std: Sequence[float] | Tensor,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(levels/255 − mean)/std per channel, computed in float32; all that evaluation images go through."""
+    """(levels/255 − mean)/std per channel, computed in float32; evaluation images get nothing else."""
     check_images(images_BCHW, "normalise")
     scale_C11, shift_C11 = scale_and_shift(mean, std, images_BCHW.shape[1], images_BCHW.device)
     return (images_BCHW.to(torch.float32) * scale_C11 - shift_C11).to(dtype)
@@ -154,7 +154,7 @@ def normalise(
 def scale_and_shift(
     mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, channels: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """a and b of a·level − b = (level/255 − μ)/σ, (C, 1, 1) float32: one multiply-add a pixel."""
+    """a and b of a·level − b = (level/255 − μ)/σ, (C, 1, 1) float32: one multiply-add per pixel."""
     mean_C11 = _channel_vector(mean, channels, device, "mean")
     std_C11 = _channel_vector(std, channels, device, "std")
     if not isinstance(std, Tensor) and min(std) <= 0.0:

@@ -4,7 +4,7 @@ An epoch is prepared whole: order and augmentation are functions of (seed, epoch
 sees the same images, and the training step only slices. The buffers keep their addresses from epoch to epoch,
 which is what lets a CUDA graph read them.
 
-Legend: N samples, B batch, S steps an epoch.
+Legend: N samples, B batch, S steps per epoch.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from protoseam.lab.pipeline.augment import Augmentation, augment, augment_with, 
 
 __all__ = ["Resident", "epoch_seed", "suitable_batch"]
 
-# Images augmented in one call: enough to fill an accelerator, little enough to bound the temporaries.
+# Images augmented in one call: enough to fill an accelerator, few enough to bound the temporaries.
 _CHUNK = 6000
 # Images of one evaluation batch.
 _EVALUATION_BATCH = 1000
 
 
 def epoch_seed(seed: int, epoch: int, purpose: int) -> int:
-    """One 63-bit seed for each (seed, epoch, purpose), from numpy's hash of entropy words."""
+    """Return a 63-bit seed for (seed, epoch, purpose), from numpy's hash of entropy words."""
     words = np.random.SeedSequence([seed, epoch, purpose]).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
 
 def suitable_batch(samples: int, world: int = 1) -> int:
-    """The largest power of two from 8 to 128 with which an epoch of ``samples`` has 20 steps, for ``world`` processes.
+    """Return the largest power of two from 8 to 128 with which an epoch of ``samples`` has 20 steps.
 
-    Fewer steps per epoch make a schedule of so many epochs too short to learn in. Among processes that do not divide
-    it, the next multiple of their number.
+    With fewer steps per epoch a schedule has too few updates to learn. For ``world`` processes that do not divide it,
+    the next multiple of their number is returned.
     """
     batch = 128
     while batch > 8 and samples // batch < 20:
@@ -138,10 +138,7 @@ class Resident:
     # ------------------------------------------------------------------ training
 
     def load_epoch(self, epoch: int) -> None:
-        """Fill ``x`` and ``y`` with epoch ``epoch``'s batches, in order, and what is left of the data behind them.
-
-        Of each this process's share.
-        """
+        """Fill ``x`` and ``y`` with this process's share of the epoch's batches, then with the samples left over."""
         if self._spare is None:
             self._fill(self.x, self.y, epoch)
             return
@@ -153,7 +150,7 @@ class Resident:
                 self._fill(self.x, self.y, epoch)
 
     def prepare(self, epoch: int) -> None:
-        """Make epoch ``epoch``'s batches now, beside what the device still has to do; on CUDA, if memory allows."""
+        """Make epoch ``epoch``'s batches beside the queued work of the device; on CUDA, if memory allows."""
         if self.device.type != "cuda":
             return
         if self._spare is None:
@@ -163,7 +160,7 @@ class Resident:
         try:
             with self._spare.making(epoch):
                 self._fill(self._spare.x, self._spare.y, epoch)
-        except torch.cuda.OutOfMemoryError:  # then it is made when its turn comes
+        except torch.cuda.OutOfMemoryError:  # then load_epoch makes them
             self._spare = None
 
     def _fill(self, x: Tensor, y: Tensor, epoch: int) -> None:
@@ -196,7 +193,7 @@ class Resident:
             self._compile()
 
     def clean(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's training samples as evaluation sees them: no augmentation, a fixed order without classes."""
+        """Yield this process's training samples without augmentation, in a fixed random order."""
         order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed)).to(self.device)
         for rows in order[self.rank :: self.world].split(_EVALUATION_BATCH):
             yield self._normalised(self.images[rows]), self.labels[rows]
@@ -247,7 +244,7 @@ class _Spare:
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """For whatever the current stream does with these batches: after they are made, before the next are."""
+        """Order the current stream's work inside the context after these batches are made and before the next are."""
         stream = torch.cuda.current_stream(self.x.device)
         stream.wait_stream(self.stream)
         yield
@@ -255,7 +252,7 @@ class _Spare:
 
 
 def _equal_chunks(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape."""
+    """Yield ranges of one size that cover ``total``; the last overlaps, so a compiled function sees one shape."""
     size = -(-total // -(-total // most))
     for hi in range(size, total + size, size):
         yield min(hi, total) - size, min(hi, total)

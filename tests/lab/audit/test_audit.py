@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from protoseam import theory
 from protoseam.core.covariance import class_moments
-from protoseam.theory import FULL, QUICK, Audit, AuditSettings, ClassMoments, audit_seam, linear_head
+from protoseam.lab import audit as audits
+from protoseam.lab.audit import FULL, QUICK, Audit, AuditSettings, ClassMoments, audit_seam, linear_head
 
 seeds = st.integers(0, 10**6)
 # small assignments and few directions: the inequalities must hold whatever is spent on them
@@ -51,7 +52,7 @@ class Seam:
 
     @property
     def sampling_CKK(self) -> Tensor:
-        return theory.sampling_covariance(self.factors, *self.prototype_CK.shape)
+        return audits.sampling_covariance(self.factors, *self.prototype_CK.shape)
 
     def of_class(self, c: int) -> Tensor:
         return self.z_NK[self.y_N == c]
@@ -351,7 +352,7 @@ def test_every_factor_shape_is_its_full_form() -> None:
     for factors, full in zip(
         (sigma_CK, torch.full((1, 1), 0.7).double(), one_KK), shapes.values(), strict=True
     ):
-        torch.testing.assert_close(theory.sampling_covariance(factors, 3, 4), full @ full.mT)
+        torch.testing.assert_close(audits.sampling_covariance(factors, 3, 4), full @ full.mT)
         a, b = s.audit(factors=factors, floor=None), s.audit(factors=full, floor=None)
         for name in ("sampled_loss_P", "covariance_mismatch_P", "transport_P"):
             torch.testing.assert_close(getattr(a.classes, name), getattr(b.classes, name))
@@ -413,8 +414,8 @@ def test_a_deeper_head() -> None:
     s = seam(10)
     torch.manual_seed(1)
     head = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
-    audit = s.audit(head=theory.audited_head(head))
-    double = theory.audited_head(head.double())
+    audit = s.audit(head=audits.audited_head(head))
+    double = audits.audited_head(head.double())
     hessian_CKK = theory.loss_hessian(double.logits, s.prototype_CK)
     torch.testing.assert_close(audit.classes.curvature_P, (s.sampling_CKK * hessian_CKK).sum((1, 2)) / 2)
     assert audit.smoothing.holds is None
@@ -422,12 +423,12 @@ def test_a_deeper_head() -> None:
     assert audit.balanced.all_hold
     assert "nc3" not in s.audit(QUICK, head=double).flat()
     constant = theory.class_lipschitz(head)
-    function = theory.audited_head(lambda z: head(z), lipschitz=constant)
+    function = audits.audited_head(lambda z: head(z), lipschitz=constant)
     again = s.audit(head=function)
     torch.testing.assert_close(again.classes.risk_P, audit.classes.risk_P)
     torch.testing.assert_close(again.classes.lipschitz_P, constant)
     with pytest.raises(ValueError, match="a plain function has no known Lipschitz constant"):
-        theory.audited_head(lambda z: z)
+        audits.audited_head(lambda z: z)
 
 
 def test_training_moments_say_what_is_generalisation() -> None:
@@ -448,13 +449,13 @@ def test_training_moments_say_what_is_generalisation() -> None:
 def test_spectrum() -> None:
     values_CK = torch.tensor([[4.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
     turn_KK = torch.linalg.qr(normal(rng(0), 4, 4))[0]
-    found = theory.covariance_spectrum(turn_KK @ torch.diag_embed(values_CK) @ turn_KK.T)
+    found = audits.covariance_spectrum(turn_KK @ torch.diag_embed(values_CK) @ turn_KK.T)
     torch.testing.assert_close(found.eigenvalue_K, torch.tensor([2.5, 1.5, 1.0, 1.0], dtype=torch.float64))
     assert found.trace == pytest.approx(6.0)
     entropy = -sum(p * math.log(p) for p in (0.5, 0.125, 0.125, 0.25))
     assert found.effective_rank == pytest.approx((math.exp(entropy) + 4) / 2)
     assert (found.condition_median, found.condition_max) == pytest.approx((1.0, 4.0))
-    singular = theory.covariance_spectrum(torch.diag_embed(values_CK * torch.tensor([1.0, 1.0, 0.0, 1.0])))
+    singular = audits.covariance_spectrum(torch.diag_embed(values_CK * torch.tensor([1.0, 1.0, 0.0, 1.0])))
     assert math.isinf(singular.condition_median)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from protoseam.theory.audit_terms import CONFIDENCE
+from protoseam.lab.audit.terms import CONFIDENCE
 from protoseam.theory.bounds import non_gaussianity_cap
 from protoseam.theory.certified import w1_upper
 from protoseam.theory.wasserstein import sliced_w1

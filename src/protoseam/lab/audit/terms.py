@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
 from protoseam.theory.bounds import RiskTransfer, controlled_bound, controlled_bound_full
 from protoseam.theory.bures import bures
 
@@ -142,7 +143,9 @@ class Totals:
         for bound in self.bounds:
             if bound.name == name:
                 return bound
-        raise KeyError(f"no bound is called {name!r}; there are {', '.join(b.name for b in self.bounds)}")
+        raise ArgumentError(
+            f"no bound is called {name!r}; there are {', '.join(b.name for b in self.bounds)}"
+        )
 
     @property
     def all_hold(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from protoseam.core.sampling import sample
+from protoseam.errors import ArgumentError
 from protoseam.theory.lipschitz import class_lipschitz, head_lipschitz
 from protoseam.theory.smoothing import (
     curvature_spread,
@@ -58,7 +59,7 @@ class AuditedHead:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """E_{Q_i} ℓ_i, its standard error, and ℓ_i(s_i). Drawn as training draws, in pairs s ± ζ."""
         if pairs < 2:
-            raise ValueError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
+            raise ArgumentError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
         C = len(prototype_CK)
         block, chunks, point_C = max(1, _BLOCK_ROWS // (2 * C)), [], prototype_CK[:, 0]
         for start in range(0, pairs, block):
@@ -98,7 +99,7 @@ class AuditedHead:
     def _losses(logits: Tensor, label: Tensor) -> Tensor:
         loss = cross_entropy(logits.double(), label, reduction="none")
         if not bool(loss.isfinite().all()):
-            raise ValueError(
+            raise ArgumentError(
                 f"the head's loss is NaN or infinite for {int((~loss.isfinite()).sum())} of {len(loss)} embeddings: "
                 "training has diverged; audit an earlier checkpoint"
             )
@@ -137,7 +138,7 @@ def audited_head(
     if isinstance(head, nn.Linear) and lipschitz is None:
         return _linear(head)
     if not isinstance(head, nn.Module) and lipschitz is None:
-        raise ValueError(
+        raise ArgumentError(
             "audited_head: a plain function has no known Lipschitz constant; pass lipschitz=G with "
             "|ℓ_i(z) − ℓ_i(z')| ≤ G‖z − z'‖, or the head as an nn.Module"
         )
@@ -169,7 +170,7 @@ def full_factors(factors: Tensor, num_classes: int, dim: int) -> Tensor:
         return torch.diag_embed(factors.expand(num_classes, dim))
     if factors.ndim == 3 and shape[0] in (1, num_classes) and shape[1:] == (dim, dim):
         return factors.expand(num_classes, dim, dim)
-    raise ValueError(
+    raise ArgumentError(
         f"factors of shape {shape} fit no covariance structure of {num_classes} classes and width {dim}: "
         f"expected {(num_classes, dim, dim)}, {(1, dim, dim)}, {(num_classes, dim)} or (1, 1)"
     )

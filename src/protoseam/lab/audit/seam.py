@@ -4,7 +4,7 @@ Legend: N held-out samples, C classes of the head, P classes that have held-out 
 
 P_i is the empirical law of the held-out embeddings of class i, so R, μ_i and Σ_i are exact. Two things are
 sampled. L_sample has a Monte-Carlo error, and a bound may be missed by a slack that is proved and reported
-(:mod:`~protoseam.theory.audit_terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.certified.w1_upper`, an
+(:mod:`~protoseam.lab.audit.terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.certified.w1_upper`, an
 upper bound with a proved confidence (0.999 for all classes together), or its cap √2(tr Σ_i)^{1/2} where that is
 smaller. ``QUICK`` uses the cap alone. The sliced W1 beside it bounds Δ_i from below.
 
@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from protoseam.core.covariance import class_moments
-from protoseam.theory.audit_distances import FULL, QUICK, AuditSettings, quick_bures, seam_distances, trace
-from protoseam.theory.audit_head import AuditedHead, full_factors
-from protoseam.theory.audit_terms import (
+from protoseam.errors import ArgumentError
+from protoseam.lab.audit.distances import FULL, QUICK, AuditSettings, quick_bures, seam_distances, trace
+from protoseam.lab.audit.head import AuditedHead, full_factors
+from protoseam.lab.audit.spectrum import Spectrum, covariance_spectrum
+from protoseam.lab.audit.terms import (
     SeamClasses,
     Smoothing,
     Totals,
@@ -36,7 +38,6 @@ from protoseam.theory.audit_terms import (
 from protoseam.theory.bounds import floor_bias
 from protoseam.theory.bures import bures
 from protoseam.theory.collapse import Collapse, collapse_measures
-from protoseam.theory.spectrum import Spectrum, covariance_spectrum
 
 __all__ = ["FULL", "QUICK", "Audit", "AuditSettings", "ClassMoments", "audit_seam", "collapse_if_defined"]
 
@@ -113,19 +114,26 @@ def audit_seam(
     training: ClassMoments | None = None,
     settings: AuditSettings = FULL,
 ) -> Audit:
-    """R, L_sample, each term of each bound, smoothing, collapse and spectra of one seam.
+    """Return R, L_sample, each term of each bound, smoothing, collapse and spectra of one seam.
 
-    ``z_NK, y_N`` are held-out embeddings and labels; a class without any is left out. ``factors`` are those of
-    Σ̃, in any shape. ``floor`` is the σ0 in Σ̃ = Σ̂ + σ0²I; None (where training chose it) takes the largest that
-    fits, the root of Σ̃'s smallest eigenvalue. ``training``: the moments of the training embeddings, if known.
-    ``generator`` must live on the CPU.
+    Args:
+        z_NK: held-out embeddings.
+        y_N: their labels; a class without any is left out.
+        prototype_CK: S.
+        factors: those of Σ̃, in any shape.
+        head: N2, see :func:`audited_head`.
+        rho: the penalty ρ.
+        floor: σ0 in Σ̃ = Σ̂ + σ0²I; None (where training chose it): the largest that fits.
+        generator: of every draw, on the CPU.
+        training: the moments of the training embeddings, if known.
+        settings: how much to compute; ``FULL`` unless given.
     """
     C, K = prototype_CK.shape
     _check(z_NK, y_N, C, K, generator)
     count_C = torch.bincount(y_N, minlength=C)
     index_P = count_C.nonzero()[:, 0]
     if len(index_P) < 2:
-        raise ValueError(f"an audit compares classes, but {len(index_P)} of {C} has held-out samples")
+        raise ArgumentError(f"an audit compares classes, but {len(index_P)} of {C} has held-out samples")
     place_C = torch.full_like(count_C, -1)
     place_C[index_P] = torch.arange(len(index_P), device=place_C.device)
     label_N = place_C[y_N]
@@ -137,21 +145,60 @@ def audit_seam(
 
     index_P, label_N, count_P = index_P.cpu(), label_N.cpu(), count_P.cpu()
     held_out = ClassMoments(count_P, mean_PK.cpu(), covariance_PKK.cpu())
-    covariance_PKK, s_CK, factors = (
-        held_out.covariance_CKK,
-        prototype_CK.double().cpu(),
-        factors.cpu().double(),
-    )
+    s_CK, factors = prototype_CK.double().cpu(), factors.cpu().double()
     root_PKK = full_factors(factors, C, K)[index_P]
     sampling_PKK = root_PKK @ root_PKK.mT
     sigma0 = _floor(floor, sampling_PKK, check=settings.details)
+    per_sample = {"accuracy_P": prediction_N == y_N, "risk_P": loss_N, "slope_P": slope_N}
+    place = held_out, index_P, s_CK, factors, root_PKK, sigma0
+    classes = _classes(head, z_NK.cpu(), label_N, per_sample, *place, generator, settings)
+    equal_P = torch.full_like(classes.risk_P, 1 / len(index_P))
+    seen = None if training is None else ClassMoments(*(t.cpu()[index_P] for t in training))
+    spectra = {"held-out": held_out.covariance_CKK, "sampled from": sampling_PKK}
+    side = None
+    if seen is not None:
+        spectra["training"] = seen.covariance_CKK
+        side = training_side(*seen[1:], *held_out[1:], s_CK[index_P], sampling_PKK, sigma0)
+    return Audit(
+        classes=classes,
+        balanced=totals(classes, equal_P, "balanced", head.lipschitz, sigma0, K),
+        smoothing=smoothing(classes, equal_P),
+        collapse=collapse,
+        spectra={name: covariance_spectrum(c) for name, c in spectra.items()} if settings.details else {},
+        training=side,
+        lipschitz=head.lipschitz,
+        floor=sigma0,
+        rho=rho,
+        dim=K,
+        num_classes=C,
+    )
+
+
+def _classes(
+    head: AuditedHead,
+    z_NK: Tensor,
+    label_N: Tensor,
+    seen: dict[str, Tensor | None],
+    held_out: ClassMoments,
+    index_P: Tensor,
+    s_CK: Tensor,
+    factors: Tensor,
+    root_PKK: Tensor,
+    sigma0: float,
+    generator: torch.Generator,
+    settings: AuditSettings,
+) -> SeamClasses:
+    """Every quantity of the bounds, one value per class; ``seen`` holds values per sample, to be averaged."""
+    C, K = s_CK.shape
+    count_P, covariance_PKK = held_out.count_C, held_out.covariance_CKK
+    sampling_PKK = root_PKK @ root_PKK.mT
 
     def per_class(x_N: Tensor) -> Tensor:
         return torch.bincount(label_N, weights=x_N.double().cpu(), minlength=len(index_P)) / count_P
 
     sampled_C, error_C, point_C = head.sampled(s_CK, factors, generator, settings.pairs)
     upper_P, lower_P, null_P, transport_P = seam_distances(
-        z_NK.cpu(),
+        z_NK,
         label_N,
         held_out.mean_CK,
         covariance_PKK,
@@ -175,16 +222,14 @@ def audit_seam(
     else:
         mismatch_P = quick_bures(covariance_PKK, root_PKK)
         bias_P = error_P = unknown_P
-    classes = SeamClasses(
+    return SeamClasses(
         index_P=index_P,
         count_P=count_P,
-        accuracy_P=per_class(prediction_N == y_N),
-        risk_P=per_class(loss_N),
+        **{name: unknown_P if x_N is None else per_class(x_N) for name, x_N in seen.items()},
         sampled_loss_P=sampled_C[index_P],
         sampled_error_P=error_C[index_P],
         sampled_lipschitz_P=lipschitz_P * (top_P / settings.pairs).sqrt(),
         lipschitz_P=lipschitz_P,
-        slope_P=unknown_P if slope_N is None else per_class(slope_N),
         non_gaussianity_P=upper_P,
         non_gaussianity_lower_P=lower_P,
         non_gaussianity_null_P=null_P,
@@ -199,34 +244,6 @@ def audit_seam(
         curvature_P=curvature_P,
         floor_curvature_P=floor_curvature_P,
         remainder_P=remainder_P,
-    )
-    equal_P = torch.full_like(shift_P, 1 / len(index_P))
-    seen = None if training is None else ClassMoments(*(t.cpu()[index_P] for t in training))
-    spectra = {"held-out": covariance_PKK, "sampled from": sampling_PKK}
-    if seen is not None:
-        spectra["training"] = seen.covariance_CKK
-    return Audit(
-        classes=classes,
-        balanced=totals(classes, equal_P, "balanced", head.lipschitz, sigma0, K),
-        smoothing=smoothing(classes, equal_P),
-        collapse=collapse,
-        spectra={name: covariance_spectrum(c) for name, c in spectra.items()} if settings.details else {},
-        training=None
-        if seen is None
-        else training_side(
-            seen.mean_CK,
-            seen.covariance_CKK,
-            held_out.mean_CK,
-            covariance_PKK,
-            s_CK[index_P],
-            sampling_PKK,
-            sigma0,
-        ),
-        lipschitz=head.lipschitz,
-        floor=sigma0,
-        rho=rho,
-        dim=K,
-        num_classes=C,
     )
 
 
@@ -247,19 +264,19 @@ def collapse_if_defined(
 
 def _check(z_NK: Tensor, y_N: Tensor, C: int, K: int, generator: torch.Generator) -> None:
     if z_NK.ndim != 2 or z_NK.shape[1] != K or y_N.shape != z_NK.shape[:1]:
-        raise ValueError(
+        raise ArgumentError(
             f"audit_seam: embeddings {tuple(z_NK.shape)} and labels {tuple(y_N.shape)} must be (N, {K}) and (N,), "
             f"because the prototypes are ({C}, {K})"
         )
     if not len(y_N):
-        raise ValueError("audit_seam: there is no held-out sample to audit")
+        raise ArgumentError("audit_seam: there is no held-out sample to audit")
     low, high = map(int, y_N.aminmax())
     if low < 0 or high >= C:
-        raise ValueError(f"audit_seam: labels run from {low} to {high}, the classes from 0 to {C - 1}")
+        raise ArgumentError(f"audit_seam: labels run from {low} to {high}, the classes from 0 to {C - 1}")
     if not bool(z_NK.isfinite().all()):
-        raise ValueError("audit_seam: an embedding holds NaN or infinity; audit an earlier checkpoint")
+        raise ArgumentError("audit_seam: an embedding holds NaN or infinity; audit an earlier checkpoint")
     if generator.device.type != "cpu":
-        raise ValueError(f"audit_seam: the generator must live on the CPU, not on {generator.device}")
+        raise ArgumentError(f"audit_seam: the generator must live on the CPU, not on {generator.device}")
 
 
 def _floor(floor: float | None, sampling_PKK: Tensor, *, check: bool) -> float:
@@ -271,7 +288,7 @@ def _floor(floor: float | None, sampling_PKK: Tensor, *, check: bool) -> float:
     if floor is None:
         return math.sqrt(max(0.0, least))
     if least < floor**2 - 1e-5 * scale:  # factors are kept in float32
-        raise ValueError(
+        raise ArgumentError(
             f"floor σ0 = {floor:g} does not belong to these factors: Σ̃ has an eigenvalue {least:.3g} below σ0² = "
             f"{floor**2:.3g}. Pass the floor of training, or None"
         )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["Spectrum", "covariance_spectrum"]
 
 
@@ -29,7 +31,7 @@ class Spectrum:
 def covariance_spectrum(covariance_CKK: Tensor) -> Spectrum:
     """Spectrum of a stack of covariances, each class with the same weight; float64."""
     if covariance_CKK.ndim != 3 or covariance_CKK.shape[-1] != covariance_CKK.shape[-2]:
-        raise ValueError(
+        raise ArgumentError(
             f"covariance_spectrum needs one square matrix a class, (C, K, K); got {tuple(covariance_CKK.shape)}"
         )
     value_CK = torch.linalg.eigvalsh(covariance_CKK.detach().double()).clamp_min(0).flip(-1)

@@ -1,0 +1,213 @@
+"""The options of a seam, declared once: name, type, default, bounds and description.
+
+``lift`` and ``Lifted`` take them as keywords, and the settings of a run read the same table. This module does not
+import torch, so that a command line can show its help at once.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, get_args
+
+from protoseam.errors import ArgumentError, ProtoSeamError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from protoseam.core.objective import Loss
+    from protoseam.core.schedules import Schedule
+    from protoseam.seam.covariance import AbstractCovariance
+
+__all__ = ["DEFAULT_DIM", "OPTIONS", "ClassWeights", "Init", "Option", "Options", "checked", "takes_options"]
+
+DEFAULT_DIM = 32  # paper, §protocol
+ClassWeights = Literal["uniform", "frequency"]
+Init = Literal["fsinit", "random", "unit"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its default, a description for people, and the values it may have.
+
+    Args:
+        default: the value where the user gives none.
+        description: what the option does, and where the default comes from.
+        least: the smallest number allowed, or None.
+        above: a number that the value must exceed, or None.
+        below: a number that the value must stay below, or None.
+        choices: the words allowed, or none.
+    """
+
+    default: Any
+    description: str
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> str:
+        """The values allowed, in words."""
+        if self.choices:
+            return "one of " + ", ".join(map(repr, self.choices))
+        words = {"at least": self.least, "above": self.above, "below": self.below}
+        limits = [f"{word} {value:g}" for word, value in words.items() if value is not None]
+        return " and ".join(["a finite number", *limits]) if limits else ""
+
+    def check(self, name: str, value: Any, error: type[ProtoSeamError] = ArgumentError) -> None:
+        """Refuse a word or a number that is out of bounds; values of other types are left to their users.
+
+        Args:
+            name: the option's name, for the message.
+            value: what the user gave.
+            error: the error to raise.
+
+        Raises:
+            ArgumentError: the value is out of bounds (or what ``error`` names instead).
+        """
+        if isinstance(value, str):
+            wrong = bool(self.choices) and value not in self.choices
+        elif isinstance(value, int | float):
+            low = -math.inf if self.least is None else self.least
+            inside = low <= value < (math.inf if self.below is None else self.below)
+            wrong = bool(self.bounds) and not (inside and (self.above is None or value > self.above))
+        else:
+            wrong = False
+        if wrong:
+            default = f"; the default is {self.default!r}" if self.default is not None else ""
+            raise error(f"{name} must be {self.bounds}, got {value!r}{default}")
+
+
+class Options(TypedDict, total=False):
+    """The options of a seam, as keywords of ``lift``. ``OPTIONS`` has their defaults and descriptions."""
+
+    covariance: Annotated[
+        "AbstractCovariance | None",
+        Option(
+            None,
+            "how Σ̂ is estimated, for instance ``ps.ExactCovariance()``; None: ``ps.RunningCovariance()``",
+        ),
+    ]
+    schedule: Annotated[
+        "Schedule | None",
+        Option(
+            None,
+            "ρ as a function of ``(epoch, epochs)``; None: ``ps.SineAnneal()``, 1 to 16 (paper, eq:anneal)",
+        ),
+    ]
+    init: Annotated[
+        "Init | Tensor",
+        Option(
+            "fsinit",
+            "where the prototypes start: on the class means (fsinit; paper, FSInit), at Gaussian draws (random), on "
+            "the unit sphere (unit), or at a given ``(classes, width)`` tensor",
+            choices=get_args(Init),
+        ),
+    ]
+    alpha: Annotated[
+        float,
+        Option(
+            2.0,
+            "rate at which the repulsion of prototypes fades with their distance (paper, eq:penalty)",
+            above=0,
+        ),
+    ]
+    repulsion_scale: Annotated[
+        float | None,
+        Option(
+            None,
+            "weight of the repulsion; None: ρ (paper, remark (i)). It sums n²/2 pairs of classes: for thousands of "
+            "classes give something like 1/n",
+            least=0,
+        ),
+    ]
+    draws: Annotated[
+        int | None,
+        Option(
+            None,
+            "samples per class and step (alg:lifted, line 5); None: enough for 64 samples per step",
+            least=1,
+        ),
+    ]
+    antithetic: Annotated[bool, Option(False, "draw noise ξ and −ξ together; ``draws`` must then be even")]
+    class_weights: Annotated[
+        ClassWeights,
+        Option(
+            "uniform",
+            "weight of a class in N2's loss: 1/n (uniform; paper) or its share of the samples (frequency; remark (ii))",
+            choices=get_args(ClassWeights),
+        ),
+    ]
+    loss_fn: Annotated[
+        "Loss | None",
+        Option(
+            None, "N2's loss ``(logits, labels)``, one value per sample or their mean; None: cross-entropy"
+        ),
+    ]
+    label_smoothing: Annotated[
+        float,
+        Option(
+            0.0, "label smoothing of N2's cross-entropy, a share; only without ``loss_fn``", least=0, below=1
+        ),
+    ]
+
+
+OPTIONS: dict[str, Option] = {
+    name: annotated.__metadata__[0] for name, annotated in Options.__annotations__.items()
+}
+
+
+def checked(options: Options) -> Options:
+    """Return all options, with defaults where none was given.
+
+    Args:
+        options: what the user gave.
+
+    Returns:
+        One value per option.
+
+    Raises:
+        ArgumentError: a value is out of bounds, or label smoothing was given beside a loss function.
+    """
+    values: Any = {name: option.default for name, option in OPTIONS.items()} | options
+    for name, option in OPTIONS.items():
+        option.check(name, values[name])
+    if values["label_smoothing"] and values["loss_fn"] is not None:
+        raise ArgumentError(
+            f"label_smoothing={values['label_smoothing']} belongs to the cross-entropy that loss_fn replaces: smooth "
+            "inside loss_fn"
+        )
+    complete: Options = values
+    return complete
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes_options(function: _Function) -> _Function:
+    """Write the options into the signature and the Args of a function with ``**options``, for ``help()``.
+
+    Args:
+        function: a function whose docstring has the line ``**options: …``.
+
+    Returns:
+        The same function.
+    """
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    types = {name: a.__origin__ for name, a in Options.__annotations__.items()}
+    shown = {name: getattr(kind, "__forward_arg__", kind) for name, kind in types.items()}
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=shown[name]
+        )
+        for name, option in OPTIONS.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    lines = [line for line in (function.__doc__ or "").split("\n") if "**options: " in line]
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        words = [f"{indent}{name}: {option.description}." for name, option in OPTIONS.items()]
+        function.__doc__ = (function.__doc__ or "").replace(line, "\n".join(words))
+    return function
