@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from protoseam.lab.engine.config import LiftConfig, RunConfig
@@ -210,6 +210,6 @@ def agenda(parts: Sequence[str], scope: Scope) -> dict[str, tuple[str, RunConfig
             runs.setdefault(name, (part, config))
 
     def rank(name: str) -> int:
-        return next((i for i, pattern in enumerate(_ORDER) if fnmatch(name, pattern)), _ORDER.index(""))
+        return next((i for i, pattern in enumerate(_ORDER) if fnmatchcase(name, pattern)), _ORDER.index(""))
 
     return {name: runs[name] for name in sorted(runs, key=rank)}
