@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from protoseam.seam.guards import SeamError, SeamWarning
+from protoseam.errors import SeamError, SeamWarning
 from protoseam.seam.lifted import Lifted
 
 __all__ = ["LiftedForTrainer", "SeamCallback"]
