@@ -160,7 +160,7 @@ def test_rho_rises_over_what_the_trainer_will_do(
     module = Module()
     trainer(tmp_path, callback, **limits).fit(module, loader())
     assert [rho for rho, _ in module.seen] == pytest.approx(expected)
-    assert module.net._loop.since_refresh == 0
+    assert module.net._checks._loop.since_refresh == 0
 
 
 def test_endless_training_must_say_how_long(tmp_path: Path) -> None:
