@@ -86,7 +86,7 @@ def configuration(pages: Path, site: Path) -> dict[str, Any]:
         if isinstance(plugin, dict):
             python = plugin["mkdocstrings"]["handlers"]["python"]
             python["paths"] = [str(ROOT / "src")]
-            python["options"]["extensions"] = [f"{ROOT / 'docs' / 'roles.py'}:Roles"]
+            python["options"]["extensions"] = [f"{ROOT / 'docs' / 'docstrings.py'}:Docstrings"]
     return config
 
 

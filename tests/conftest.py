@@ -24,6 +24,7 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run the long forms of the tests")
+    parser.addoption("--screenshots", metavar="DIR", help="take the documents' pictures of pages into DIR")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

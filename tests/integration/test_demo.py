@@ -29,7 +29,12 @@ def test_the_files_the_table_and_the_numbers(tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "demo"
     assert verb.run(_arguments("--out", str(out), "--seeds", "7", "--epochs", "1")) == 0
 
-    assert {path.name for path in out.iterdir()} == {"results.json", "clusters.png", "clusters.svg"}
+    assert {path.name for path in out.iterdir()} == {
+        "results.json",
+        "clusters.png",
+        "clusters.svg",
+        "report.html",
+    }
     assert (out / "clusters.png").read_bytes().startswith(b"\x89PNG")
     results = json.loads((out / "results.json").read_text())
     assert {"summary", "runs", "picture", "config", "versions", "seconds"} == set(results)
@@ -108,9 +113,9 @@ def test_the_summary_is_mean_spread_and_difference() -> None:
 def test_a_terminal_gets_a_bar_with_accuracy_and_time_left() -> None:
     shown = io.StringIO()
     with verb._Bar(Console(file=shown, force_terminal=True, width=100), total=2) as bar:
-        bar.epoch("Baseline, seed 42", 97.25)
+        bar.epoch("Baseline, seed 42", {"validation_accuracy": 0.9725}, None, None)
         bar.end("Baseline, seed 42", 97.0, 1.0)
-        bar.epoch("Baseline, seed 43", 98.0)
+        bar.epoch("Baseline, seed 43", {"validation_accuracy": 0.98}, None, None)
     text = shown.getvalue()
     assert "Baseline, seed 43" in text
     assert "98.0 %" in text

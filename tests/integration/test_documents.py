@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import json
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,26 @@ def test_the_demos_table_in_the_readme_is_that_of_its_results() -> None:
         gain = f"{row['difference']:+.2f}" if row["difference"] else ""
         figures = f"| {row['mean']:.2f} | {row['spread']:.2f} | {gain}".strip()
         assert re.search(rf"^\| {variant}[^|]*{re.escape(figures)}", text, re.MULTILINE), variant
+
+
+def spoken() -> Iterator[str]:
+    """Every text in the sources, with … for what is filled in."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_messages_that_troubleshooting_quotes_exist() -> None:
+    page, texts = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), "\n".join(spoken())
+    symptoms = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
+    quoted = [
+        part.strip(" ,")
+        for row in symptoms
+        for quote in re.findall(r'"(.+?)"', row)
+        for part in quote.split("…")
+    ]
+    assert len(quoted) > 40
+    assert not [part for part in quoted if part not in texts]

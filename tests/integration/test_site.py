@@ -28,7 +28,13 @@ def builder() -> ModuleType:
 def test_the_site_builds_without_a_problem(builder: ModuleType, tmp_path: Path) -> None:
     site = builder.build(tmp_path)
     assert not builder.problems(site)
-    assert 'class="doc' in (site / "docs" / "api" / "protoseam.html").read_text(encoding="utf-8")
+    reference = (site / "docs" / "api" / "protoseam.html").read_text(encoding="utf-8")
+    assert {"protoseam.lift", "protoseam.Lifted.objective"} <= set(re.findall(r'id="([\w.]+)"', reference))
+    shown = re.sub(
+        r"<[^>]+>", "", reference + (site / "docs" / "api" / "settings.html").read_text(encoding="utf-8")
+    )
+    assert "repulsion_scale: float | None = None" in shown  # an option that lift's signature gets on import
+    assert not re.search(r"\{\w+\}|:\w+:`", shown)
 
 
 def test_what_is_wrong_with_a_site_is_named(builder: ModuleType, tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> T
 
     Cross-entropy's second derivative in the logits is at most ½, so the curvature in N2's weights is at most
     ½·E‖(z, 1)‖², with E‖z‖² = mean ‖s_i‖² + tr Σ̃_i known without drawing a sample.
+
+    Args:
+        prototypes_CK: S, one prototype per class.
+        factors: factors of Σ̃, of a shape of :mod:`protoseam.core.sampling`.
+        lr: learning rate.
     """
     spread = factors.square().sum((-2, -1)).mean() if factors.ndim == 3 else None
     if spread is None:
@@ -79,5 +84,10 @@ def prototype_factors(gradient_CK: Tensor, alpha: float, lr: float | Tensor) -> 
 
     1/α is the distance over which repulsion fades, the only length the objective knows. Near-coincident prototypes
     repel with a force of ρα each, however close they are, so a step could otherwise throw them far apart.
+
+    Args:
+        gradient_CK: the prototypes' gradients.
+        alpha: rate at which repulsion fades with distance; 2 in the paper.
+        lr: learning rate.
     """
     return (KAPPA_PROTOTYPES / (alpha * lr * gradient_CK.norm(dim=1, keepdim=True) + _TINY)).clamp(max=1.0)

@@ -17,7 +17,12 @@ _NEWTON_STEPS = 50
 
 
 def negative_log_likelihood(logits_NC: Tensor, y_N: Tensor) -> Tensor:
-    """−1/N Σ log softmax(logits)_y, in float64."""
+    """−1/N Σ log softmax(logits)_y, in float64.
+
+    Args:
+        logits_NC: logits of N samples.
+        y_N: their labels.
+    """
     return F.cross_entropy(logits_NC.double(), y_N)
 
 
@@ -25,6 +30,11 @@ def calibration_error(logits_NC: Tensor, y_N: Tensor, bins: int = 15) -> Tensor:
     """ECE: the mean gap between confidence and accuracy over ``bins`` equal-width bins of the confidence.
 
     Each bin weighs as many samples as it holds (Guo et al. 2017, with their 15 bins).
+
+    Args:
+        logits_NC: logits of N samples.
+        y_N: their labels.
+        bins: number of bins; 15 (Guo et al. 2017).
     """
     confidence_N, answer_N = logits_NC.double().softmax(1).max(1)
     right_N = (answer_N == y_N).double()

@@ -48,7 +48,13 @@ MIN_AUTO_FLOOR = 1e-3
 
 
 class Moments(NamedTuple):
-    """Counts, means and scatters of every class, float64."""
+    """Counts, means and scatters of every class, float64.
+
+    Attributes:
+        count_C: samples per class.
+        mean_CK: class means μ_i.
+        scatter: Σ (z − μ)(z − μ)ᵀ, full, diagonal or shared.
+    """
 
     count_C: Tensor
     mean_CK: Tensor
@@ -56,7 +62,15 @@ class Moments(NamedTuple):
 
 
 class ClassFactors(NamedTuple):
-    """What one exact pass yields: factors, what they were made from, and which floor each class needed."""
+    """What one exact pass yields: factors, what they were made from, and which floor each class needed.
+
+    Attributes:
+        factors: factors of Σ̃.
+        count_C: samples per class.
+        mean_CK: class means μ_i.
+        floor: σ0: the given number, or σ0* of the bound.
+        floor_used: the floor of each class, above ``floor`` where a factorisation needed more.
+    """
 
     factors: Tensor
     count_C: Tensor
@@ -66,12 +80,14 @@ class ClassFactors(NamedTuple):
 
 
 def check_structure(structure: Structure) -> Structure:
+    """Return the structure, or refuse an unknown one."""
     if structure not in get_args(Structure):
         raise ArgumentError(f"structure must be full, diagonal or shared, got {structure!r}")
     return structure
 
 
 def scatter_shape(num_classes: int, dim: int, structure: Structure) -> tuple[int, ...]:
+    """Return the shape of a scatter of this structure."""
     shapes = {"full": (num_classes, dim, dim), "diagonal": (num_classes, dim), "shared": (1, dim, dim)}
     return shapes[check_structure(structure)]
 
@@ -79,6 +95,14 @@ def scatter_shape(num_classes: int, dim: int, structure: Structure) -> tuple[int
 def empty_moments(
     num_classes: int, dim: int, structure: Structure = "full", device: torch.device | str | None = None
 ) -> Moments:
+    """Return moments of no sample: zeros, float64.
+
+    Args:
+        num_classes: number of classes.
+        dim: the seam's width k.
+        structure: ``"full"`` (default), ``"diagonal"`` or ``"shared"``.
+        device: where to allocate; None: torch's default.
+    """
     shapes = (num_classes,), (num_classes, dim), scatter_shape(num_classes, dim, structure)
     return Moments(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
@@ -112,6 +136,13 @@ def class_moments(
     Centred on μ̂_i, not on s_i (centring on s_i would fold the consensus residual in), and divided by |D_i|.
     Two passes: means first, then the centred products. With ``reduce`` each process gives its own samples
     and all get the moments of the union. A class without samples has mean and covariance 0.
+
+    Args:
+        z_NK: embeddings.
+        y_N: their labels.
+        num_classes: number of classes.
+        structure: ``"full"`` (default), ``"diagonal"`` or ``"shared"``.
+        reduce: sums a tensor in place over all processes; None for one process.
     """
     check_one_label_each(z_NK, y_N)
     order_N = y_N.argsort(stable=True)
@@ -176,6 +207,10 @@ def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor
     again after a failure (which would have to look at the result), each matrix gets
     max(σ0², 4(k+64)·ε·tr Σ̂) in the first place: that is σ0² unless embeddings are huge or σ0 is tiny.
     A non-finite covariance gives the factor of the floor alone, and a floor of NaN to tell.
+
+    Args:
+        covariance: Σ̂, full, diagonal or shared.
+        floor: σ0, at least.
     """
     covariance = covariance.double()
     diagonal = covariance.ndim == 2
@@ -211,6 +246,15 @@ def class_factors(
     Never holds all covariances: beside the result (``out``, float32 by default) there are a few blocks of
     16 MiB. The embeddings may lie on another device than ``out`` (on the host, if there are many): they are
     moved a block at a time. ``floor="auto"`` takes σ0* of the bound, with ε̄ from split halves (one more sweep).
+
+    Args:
+        z_NK: embeddings.
+        y_N: their labels.
+        num_classes: number of classes.
+        floor: σ0, or ``"auto"`` for σ0* of the bound.
+        structure: ``"full"`` (default), ``"diagonal"`` or ``"shared"``.
+        reduce: sums a tensor in place over all processes; None for one process.
+        out: where to write the factors; None: a new float32 tensor.
     """
     K = z_NK.shape[1]
     out = (
@@ -263,17 +307,31 @@ def split_half_error(covariance_a: Tensor, covariance_b: Tensor) -> Tensor:
 
     An estimate from m samples has squared error v/m; from half of them 2v/m, and the difference of two
     independent halves 4v/m. So ‖Σ̂_a − Σ̂_b‖_F is twice the error of the whole.
+
+    Args:
+        covariance_a: covariances from one half of the samples.
+        covariance_b: covariances from the other half.
     """
     return 0.5 * (covariance_a - covariance_b).flatten(1).norm(dim=1).mean()
 
 
 def automatic_floor(epsilon: Tensor, dim: int) -> Tensor:
-    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0) (after eq:controlled-bound-full)."""
+    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0) (after eq:controlled-bound-full).
+
+    Args:
+        epsilon: ε̄, the error of the estimated covariances.
+        dim: the seam's width k.
+    """
     return (epsilon / (2 * dim**0.5)).sqrt().clamp_min(MIN_AUTO_FLOOR)
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """The moments of the union of two samples (Chan, Golub & LeVeque 1983), never un-centring either."""
+    """The moments of the union of two samples (Chan, Golub & LeVeque 1983), never un-centring either.
+
+    Args:
+        a: moments of one sample.
+        b: moments of another.
+    """
     n_C = a.count_C + b.count_C
     share_C = b.count_C / _or_one(n_C)
     delta_CK = b.mean_CK - a.mean_CK
@@ -308,6 +366,13 @@ def merge_batch_(
     The mean may follow faster, after ``mean_window`` samples: drifting by v a sample it lags v·mean_window
     behind, and the square of that lag counts as spread. What is paid is the mean's own noise, a share of
     about 1/(2·mean_window) of Σ̂. With both windows larger than the data this is exactly the union.
+
+    Args:
+        moments: the moments so far; updated in place.
+        z_BK: embeddings N1(x).
+        y_B: labels.
+        window: samples per class to remember.
+        mean_window: samples per class that the mean remembers.
     """
     count_C, mean_CK, scatter = moments
     C, K = mean_CK.shape

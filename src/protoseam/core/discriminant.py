@@ -41,7 +41,12 @@ def linear_discriminant(
 
 
 def pooled_covariance(factors: Tensor, dim: int) -> Tensor:
-    """The mean of the classes' Σ̃ as ``(K, K)``, from factors of any structure (:mod:`protoseam.core.sampling`)."""
+    """The mean of the classes' Σ̃ as ``(K, K)``, from factors of any structure (:mod:`protoseam.core.sampling`).
+
+    Args:
+        factors: factors of Σ̃, of a shape of :mod:`protoseam.core.sampling`.
+        dim: the seam's width k.
+    """
     factors = factors.double()
     if factors.ndim == 2:  # standard deviations
         return torch.diag(factors.square().mean(0).expand(dim))

@@ -11,7 +11,12 @@ __all__ = ["forward_sweep", "random_prototypes", "unit_vectors"]
 
 
 def forward_sweep(count_C: Tensor, mean_CK: Tensor) -> Tensor:
-    """FSInit: s_i = mean of N1 over D_i. Every class needs a sample."""
+    """FSInit: s_i = mean of N1 over D_i. Every class needs a sample.
+
+    Args:
+        count_C: samples per class.
+        mean_CK: class means μ_i.
+    """
     empty = (count_C == 0).nonzero().flatten().tolist()
     if empty:
         raise ArgumentError(
@@ -24,12 +29,24 @@ def forward_sweep(count_C: Tensor, mean_CK: Tensor) -> Tensor:
 def random_prototypes(
     num_classes: int, dim: int, *, scale: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """s_i ~ N(0, scale²/K · I), so that a prototype has norm ≈ scale at every width."""
+    """s_i ~ N(0, scale²/K · I), so that a prototype has norm ≈ scale at every width.
+
+    Args:
+        num_classes: number of classes.
+        dim: the seam's width k.
+        scale: about the norm of a prototype.
+        generator: of every draw.
+    """
     return torch.randn(num_classes, dim, generator=generator) * (scale / dim**0.5)
 
 
 def unit_vectors(num_classes: int, dim: int) -> Tensor:
-    """s_i = e_i, which needs k = n."""
+    """s_i = e_i, which needs k = n.
+
+    Args:
+        num_classes: number of classes.
+        dim: the seam's width k.
+    """
     if num_classes != dim:
         raise ArgumentError(
             f"unit-vector prototypes need dim = num_classes; got dim={dim}, num_classes={num_classes}. "

@@ -36,6 +36,10 @@ def pull_points(y: Tensor, prototypes_CK: Tensor) -> Tensor:
 
     Σ_c q_c‖z − s_c‖² = ‖z − Σ_c q_c s_c‖² + Σ_c q_c‖s_c − Σ_c q_c s_c‖². The second term would only pull the
     prototypes of mixed classes together, against repulsion, so soft targets take the first alone: the point form.
+
+    Args:
+        y: labels ``(B,)`` or soft targets ``(B, C)``.
+        prototypes_CK: S, one prototype per class.
     """
     s_CK = at_least_float32(prototypes_CK)
     if not y.is_floating_point():
@@ -50,7 +54,13 @@ def pull_points(y: Tensor, prototypes_CK: Tensor) -> Tensor:
 
 
 def squared_residuals(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor) -> Tensor:
-    """‖N1(x) − s_y‖² of each sample, ``(B,)``; ``y`` holds labels ``(B,)`` or soft targets ``(B, C)``."""
+    """‖N1(x) − s_y‖² of each sample, ``(B,)``; ``y`` holds labels ``(B,)`` or soft targets ``(B, C)``.
+
+    Args:
+        z_BK: embeddings N1(x).
+        y: labels ``(B,)`` or soft targets ``(B, C)``.
+        prototypes_CK: S, one prototype per class.
+    """
     check_one_target_each(z_BK, y)
     return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)).square().sum(1)
 
@@ -70,7 +80,14 @@ def consensus(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tenso
 
 
 def consensus_slope(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tensor) -> Tensor:
-    """∂/∂N1(x) of :func:`consensus`: ρ/|B| (N1(x) − s_y). Minus its sums over the classes (−qᵀ·) are ∂/∂S."""
+    """∂/∂N1(x) of :func:`consensus`: ρ/|B| (N1(x) − s_y). Minus its sums over the classes (−qᵀ·) are ∂/∂S.
+
+    Args:
+        z_BK: embeddings N1(x).
+        y: labels ``(B,)`` or soft targets ``(B, C)``.
+        prototypes_CK: S, one prototype per class.
+        rho: the penalty ρ.
+    """
     return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)) * (rho / len(y))
 
 
@@ -95,6 +112,10 @@ def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: p
 
     Never builds a C×C×K tensor, and not even a whole C×C one: value and gradient are accumulated over blocks
     of rows. Coincident prototypes, where the norm has no derivative, get the subgradient 0.
+
+    Args:
+        prototypes_CK: S, one prototype per class.
+        alpha: rate at which repulsion fades with distance; 2 in the paper.
     """
     return _Repulsion.apply(prototypes_CK, alpha)
 
@@ -168,6 +189,17 @@ def sampled_classification(
     ``class_weights`` (C,) replace the uniform 1/n, e.g. |D_i|/m for imbalanced data (remark (ii)); they are
     used as they are, so they should sum to one, and they need a loss a row. ``label_smoothing`` is cross-entropy's,
     for N2 alone: smoothed targets for N1 would only shrink the prototypes' distances.
+
+    Args:
+        head: N2, a map from ``(B, K)`` to ``(B, C)`` logits.
+        prototypes_CK: S, one prototype per class.
+        factors: factors of Σ̃, of a shape of :mod:`protoseam.core.sampling`.
+        draws: samples per class; 1 (alg:lifted, line 5).
+        antithetic: pair every ξ with −ξ; needs an even number of draws.
+        generator: of every draw.
+        loss_fn: N2's loss ``(logits, labels)``, one value per row or their mean; None: cross-entropy.
+        class_weights: weights ``(C,)`` in the place of 1/n; they should sum to one.
+        label_smoothing: of the cross-entropy, in [0, 1).
     """
     z_MCK = sample(prototypes_CK, factors, draws=draws, antithetic=antithetic, generator=generator)
     C = z_MCK.shape[1]

@@ -11,7 +11,11 @@ __all__ = ["at_least_float32", "no_autocast"]
 
 
 def at_least_float32(t: Tensor) -> Tensor:
-    """``t`` itself if it is float32 or float64, else its float32 copy (bf16 and fp16 embeddings)."""
+    """``t`` itself if it is float32 or float64, else its float32 copy (bf16 and fp16 embeddings).
+
+    Args:
+        t: a floating-point tensor.
+    """
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 

@@ -58,6 +58,13 @@ def sample(
     Gradients flow to the prototypes and nowhere else: the factors are constants within an epoch.
     ``antithetic`` pairs every ξ with −ξ, which cancels the odd-order Monte-Carlo error; ``draws`` must then
     be even.
+
+    Args:
+        prototypes_CK: S, one prototype per class.
+        factors: factors of Σ̃, of a shape of :mod:`protoseam.core.sampling`.
+        draws: samples per class; 1 (alg:lifted, line 5).
+        antithetic: pair every ξ with −ξ; needs an even number of draws.
+        generator: of every draw.
     """
     check_draws(draws, antithetic)
     s_CK = at_least_float32(prototypes_CK)

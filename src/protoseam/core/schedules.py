@@ -18,6 +18,12 @@ def sine_anneal(epoch: int, epochs: int, rho_min: float, rho_max: float) -> floa
 
     T = 1 has no ramp, and the formula is 0/0 there: the only epoch is the first, and gets ρmin; at ρmax untrained
     classes would be pressed together at once. Past the last epoch ρ stays at ρmax.
+
+    Args:
+        epoch: number of the epoch, from 0.
+        epochs: number of epochs in total.
+        rho_min: ρ in the first epoch.
+        rho_max: ρ in the last epoch.
     """
     if epochs < 1 or epoch < 0:
         raise ArgumentError(
@@ -44,7 +50,12 @@ def rho_at(schedule: Schedule, epoch: int, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class SineAnneal:
-    """eq:anneal as an object: ``SineAnneal(1, 16)(epoch, epochs)``."""
+    """eq:anneal as an object: ``SineAnneal(1, 16)(epoch, epochs)``.
+
+    Args:
+        rho_min: ρ in the first epoch. 1: the paper does not state it; .1 and 1 differ by .2 points on CIFAR-100.
+        rho_max: ρ in the last epoch; 16 (paper, §protocol).
+    """
 
     rho_min: float = 1.0  # the paper does not state it; .1 and 1 differ by .2 points on CIFAR-100
     rho_max: float = 16.0  # paper, §protocol
@@ -54,12 +65,17 @@ class SineAnneal:
             raise ArgumentError(f"need 0 < rho_min ≤ rho_max, got {self.rho_min} and {self.rho_max}")
 
     def __call__(self, epoch: int, epochs: int) -> float:
+        """Return ρ in an epoch, counted from 0, of so many."""
         return sine_anneal(epoch, epochs, self.rho_min, self.rho_max)
 
 
 @dataclass(frozen=True)
 class ConstantRho:
-    """The same ρ in every epoch."""
+    """The same ρ in every epoch.
+
+    Args:
+        rho: the penalty ρ; 16, where the paper's schedule ends.
+    """
 
     rho: float = 16.0
 
@@ -68,4 +84,5 @@ class ConstantRho:
             raise ArgumentError(f"rho must be positive, got {self.rho}")
 
     def __call__(self, epoch: int, epochs: int) -> float:
+        """Return ρ."""
         return self.rho

@@ -29,6 +29,7 @@ __all__ = [
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
+    """Return the layer of that name, or name similar ones in the error."""
     layers = dict(model.named_modules())
     if name and name in layers:
         return layers[name]

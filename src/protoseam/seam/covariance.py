@@ -185,7 +185,7 @@ class RunningCovariance(AbstractCovariance):
                 merge_batch_(self._moments(half), z_BK[rows], y_B[rows], **windows)
         self.steps.add_(1)
 
-    def pool(self, reduce: Reduce | None) -> list[Moments]:
+    def _pooled(self, reduce: Reduce | None) -> list[Moments]:
         """The halves' moments over all processes, which go on with equal shares."""
         parts = [self._moments(half) for half in range(self.halves)]
         return parts if reduce is None else [_pool_(part, reduce) for part in parts]
@@ -194,7 +194,7 @@ class RunningCovariance(AbstractCovariance):
         if z_NK is not None:  # an epoch of mixed targets left nothing to observe
             C = len(self._moments(0).count_C)
             return _refresh_exactly(self.factors, z_NK, y_N, C, self.floor, self.structure, reduce)
-        parts = self.pool(reduce)
+        parts = self._pooled(reduce)
         whole = parts[0] if self.halves == 1 else merge_moments(*parts)
         if self.floor == "auto":
             covariances = [normalise_scatter(part.count_C, part.scatter) for part in parts]
@@ -339,7 +339,7 @@ class SwitchCovariance(AbstractCovariance):
         running = self.running
         if not self.needs_pass:
             return running.refresh(z_NK, y_N, reduce)
-        running.pool(reduce)  # so that any process's state can be the checkpoint before the switch, too
+        running._pooled(reduce)  # so that any process's state can be the checkpoint before the switch, too
         return _refresh_exactly(
             running.factors, z_NK, y_N, self.num_classes, running.floor, self.structure, reduce
         )

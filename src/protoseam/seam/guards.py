@@ -88,6 +88,7 @@ def hard_labels(q_BC: Tensor) -> Tensor | None:
 
 
 def check_batch(z_BK: Tensor, y_B: Tensor, dim: int, num_classes: int, *, values: bool) -> None:
+    """Check embeddings and targets of one batch; without ``values`` only what needs no sync."""
     if z_BK.ndim != 2 or z_BK.shape[1] != dim:
         raise SeamError(
             f"N1 returned shape {tuple(z_BK.shape)} where (batch, {dim}) was expected: the seam must be {dim} wide and "
@@ -110,6 +111,7 @@ def _as_indices(y_B: Tensor) -> str:
 
 
 def check_output(model: nn.Module, output: object) -> None:
+    """Refuse an output that is not a tensor."""
     if not isinstance(output, Tensor | fx.Proxy):  # a proxy: somebody is tracing
         mode = ", when training," if model.training else ""
         raise SeamError(
@@ -144,6 +146,7 @@ def check_terms(terms: dict[str, Tensor], z_BK: Tensor, y_B: Tensor) -> None:
 
 
 def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
+    """Refuse embeddings that are not finite, and name their classes."""
     # a sum shows any NaN or infinity among its terms, and needs no mask as large as the embeddings
     bad_N = ~z_NK.sum(1, dtype=torch.float64).isfinite()
     if bool(bad_N.any()):
@@ -280,6 +283,7 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
 
 
 def name_some(classes: list[int]) -> str:
+    """Return the first eight classes, in words."""
     return ", ".join(map(str, classes[:8])) + (f" and {len(classes) - 8} more" if len(classes) > 8 else "")
 
 

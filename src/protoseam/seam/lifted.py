@@ -285,7 +285,7 @@ class Lifted(LiftedNetwork):
 
     @property
     def group_matcher(self) -> Callable[..., Callable[[str], tuple[float, ...]]]:
-        """timm's grouping of parameters by depth, for its ``layer_decay``; N2 and the prototypes are in the last group.
+        """The parameters' order by depth, for timm's ``layer_decay``; N2 and the prototypes come last.
 
         There is none if the lifted model has none.
         """

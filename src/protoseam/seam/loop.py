@@ -80,6 +80,7 @@ class LoopGuard:
             )
 
     def progressed(self) -> None:
+        """Start an epoch."""
         self.since_progress = self.steps = 0
 
     def refreshed(self) -> None:

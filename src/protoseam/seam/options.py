@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
         "Schedule | None",
         Option(
             None,
-            "ρ as a function of ``(epoch, epochs)``; None: ``ps.SineAnneal()``, 1 to 16 (paper, eq:anneal)",
+            "ρ as a function of ``(epoch, epochs)``; None: ``ps.SineAnneal()``, 1 to 16 (paper)",
         ),
     ]
     init: Annotated[
@@ -101,7 +101,7 @@ class Options(TypedDict, total=False):
         Option(
             "fsinit",
             "where the prototypes start: on the class means (fsinit; paper, FSInit), at Gaussian draws (random), on "
-            "the unit sphere (unit), or at a given ``(classes, width)`` tensor",
+            "the unit vectors (unit; needs k = n), or at a given ``(classes, width)`` tensor",
             choices=get_args(Init),
         ),
     ]
@@ -109,7 +109,7 @@ class Options(TypedDict, total=False):
         float,
         Option(
             2.0,
-            "rate at which the repulsion of prototypes fades with their distance (paper, eq:penalty)",
+            "rate at which the repulsion of prototypes fades with their distance (paper)",
             above=0,
         ),
     ]
@@ -117,7 +117,7 @@ class Options(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "weight of the repulsion; None: ρ (paper, remark (i)). It sums n²/2 pairs of classes: for thousands of "
+            "weight of the repulsion; None: ρ (paper). It sums n²/2 pairs of classes: for thousands of "
             "classes give something like 1/n",
             least=0,
         ),
@@ -126,7 +126,7 @@ class Options(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "samples per class and step (alg:lifted, line 5); None: enough for 64 samples per step",
+            "samples per class and step (the paper draws 1); None: enough for 64 samples per step",
             least=1,
         ),
     ]
@@ -135,7 +135,7 @@ class Options(TypedDict, total=False):
         ClassWeights,
         Option(
             "uniform",
-            "weight of a class in N2's loss: 1/n (uniform; paper) or its share of the samples (frequency; remark (ii))",
+            "weight of a class in N2's loss: 1/n (uniform; paper) or its share of the samples (frequency)",
             choices=get_args(ClassWeights),
         ),
     ]

@@ -11,6 +11,7 @@ __all__ = ["all_reduce", "broadcast", "world_size"]
 
 
 def world_size() -> int:
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -42,6 +42,11 @@ def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn
 
     The halves share the model's parameters. The equality is checked on ``probe`` (a batch of inputs; guessed
     from the first layer if not given), in eval mode, bit for bit.
+
+    Args:
+        model: the model to cut; the halves share its parameters.
+        at: name of the layer whose output ends the first half.
+        probe: a batch of inputs on which the equality is checked; None: guessed from the first layer.
     """
     get_layer(model, at)
     probe = guess_probe(model) if probe is None else probe

@@ -36,7 +36,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RiskTransfer:
-    """|R − L_sample| ≤ ``gap`` = Σ_i w_i G_i [Δ_i + (‖μ_i − s_i‖² + bures²)^{1/2}]."""
+    """|R − L_sample| ≤ ``gap`` = Σ_i w_i G_i [Δ_i + (‖μ_i − s_i‖² + bures²)^{1/2}].
+
+    Attributes:
+        lipschitz_C: G_i.
+        non_gaussianity_C: Δ_i.
+        mean_mismatch_C: ‖μ_i − s_i‖.
+        covariance_mismatch_C: bures(Σ_i, Σ̃_i).
+        weight_C: class weights.
+    """
 
     lipschitz_C: Tensor
     non_gaussianity_C: Tensor
@@ -56,6 +64,7 @@ class RiskTransfer:
 
     @property
     def gap(self) -> float:
+        """Return the weighted sum over the classes."""
         return float((self.weight_C * self.gap_C).sum())
 
     def shares(self) -> dict[str, float]:
@@ -74,7 +83,15 @@ class RiskTransfer:
 
 @dataclass(frozen=True)
 class ControlledBound:
-    """R − L_sample ≤ ``gap`` = G·(non-Gaussianity + consensus + floor bias + estimation)."""
+    """R − L_sample ≤ ``gap`` = G·(non-Gaussianity + consensus + floor bias + estimation).
+
+    Attributes:
+        lipschitz: G.
+        non_gaussianity: Δ̄.
+        consensus: the consensus part.
+        floor_bias: √k σ0.
+        estimation: the part of the estimation error.
+    """
 
     lipschitz: float
     non_gaussianity: float
@@ -84,6 +101,7 @@ class ControlledBound:
 
     @property
     def gap(self) -> float:
+        """Return G times the sum of the four terms."""
         return self.lipschitz * (self.non_gaussianity + self.consensus + self.floor_bias + self.estimation)
 
 
@@ -103,6 +121,15 @@ def risk_transfer(
     ``non_gaussianity_C`` is Δ_i, see :mod:`protoseam.theory.wasserstein`. If P_i is the empirical law of a
     held-out sample, then μ_i and Σ_i are its mean and its covariance divided by |D_i|, R is the loss on that
     sample, and the inequality is deterministic.
+
+    Args:
+        lipschitz: G, one number or one per class.
+        non_gaussianity_C: Δ_i.
+        mean_CK: class means μ_i.
+        covariance_CKK: covariances Σ_i.
+        prototype_CK: S, one prototype per class.
+        sampling_covariance_CKK: Σ̃_i, the covariances that were sampled from.
+        class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
     shapes = tuple(mean_CK.shape), tuple(prototype_CK.shape)
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:
@@ -122,7 +149,12 @@ def risk_transfer(
 
 
 def rms_distance(consensus: float, rho: float) -> float:
-    """√(2 L_con/ρ) = (E‖N1(X) − s_Y‖²)^{1/2}, the consensus term freed of its weight."""
+    """√(2 L_con/ρ) = (E‖N1(X) − s_Y‖²)^{1/2}, the consensus term freed of its weight.
+
+    Args:
+        consensus: the consensus term L_con.
+        rho: the penalty ρ.
+    """
     if rho <= 0 or consensus < 0:
         raise ArgumentError(f"rms_distance needs L_con ≥ 0 and ρ > 0, got {consensus} and {rho}")
     return math.sqrt(2 * consensus / rho)
@@ -139,7 +171,18 @@ def controlled_bound(
     sharp: bool = False,
     class_weights: Tensor | None = None,
 ) -> ControlledBound:
-    """eq:controlled-bound: Δ̄ + rms + √k σ0 + ε̄/(2σ0), times G; ``error_C`` is ‖Σ̂_i − Σ_i‖_F."""
+    """eq:controlled-bound: Δ̄ + rms + √k σ0 + ε̄/(2σ0), times G; ``error_C`` is ‖Σ̂_i − Σ_i‖_F.
+
+    Args:
+        lipschitz: G.
+        non_gaussianity_C: Δ_i.
+        rms: (E‖N1(X) − s_Y‖²)^{1/2}, see :func:`rms_distance`.
+        floor: σ0.
+        error_C: ‖Σ̂_i − Σ_i‖_F.
+        dim: the seam's width k.
+        sharp: use the better constant of docs/theory.md instead of the paper's.
+        class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
+    """
     delta = float((_weights(class_weights, non_gaussianity_C) * non_gaussianity_C.double()).sum())
     estimation = _estimation(error_C, floor, dim, sharp, class_weights)
     return ControlledBound(lipschitz, delta, rms, math.sqrt(dim) * floor, estimation)
@@ -158,6 +201,15 @@ def controlled_bound_full(
     """eq:controlled-bound-full: Δ̄ and the mean term together at most √5·rms.
 
     ``sharp``: √3, since Δ_i ≤ √2 (tr Σ_i)^{1/2} (:func:`non_gaussianity_cap`) and m + √2 t ≤ √3 (m² + t²)^{1/2}.
+
+    Args:
+        lipschitz: G.
+        rms: (E‖N1(X) − s_Y‖²)^{1/2}, see :func:`rms_distance`.
+        floor: σ0.
+        error_C: ‖Σ̂_i − Σ_i‖_F.
+        dim: the seam's width k.
+        sharp: use the better constant of docs/theory.md instead of the paper's.
+        class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
     estimation = _estimation(error_C, floor, dim, sharp, class_weights)
     consensus = math.sqrt(3 if sharp else 5) * rms
@@ -174,6 +226,12 @@ def coupling_bound(
     """|R − L_sample| ≤ Σ_i w_i G_i (E‖z − s_i‖² + tr Σ̃_i)^{1/2}, from the independent coupling of P_i and Q_i.
 
     Not in the paper. It asks for nothing but observed quantities and never exceeds eq:controlled-bound-full.
+
+    Args:
+        lipschitz: G, one number or one per class.
+        mean_square_C: E‖z − s_i‖² of each class.
+        sampling_covariance_CKK: Σ̃_i, the covariances that were sampled from.
+        class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
     spread_C = sampling_covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
     distance_C = (mean_square_C.double() + spread_C).sqrt()
@@ -185,13 +243,22 @@ def non_gaussianity_cap(covariance_CKK: Tensor, *, sharp: bool = True) -> Tensor
     """Δ_i ≤ √2 (tr Σ_i)^{1/2}, whatever the shape of P_i; the paper's constant (``sharp=False``) is 2.
 
     Independent z ∼ P_i, z' ∼ N(μ_i, Σ_i) have E‖z − z'‖² = 2 tr Σ_i, and W1 ≤ (E‖z − z'‖²)^{1/2}.
+
+    Args:
+        covariance_CKK: covariances Σ_i.
+        sharp: use the better constant of docs/theory.md instead of the paper's.
     """
     spread_C = covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
     return (math.sqrt(2) if sharp else 2.0) * spread_C.sqrt()
 
 
 def floor_bias(covariance_CKK: Tensor, floor: float) -> Tensor:
-    """bures(Σ_i, Σ_i + σ0²I) itself; cor:controlled bounds it by √k σ0, attained only under full collapse."""
+    """bures(Σ_i, Σ_i + σ0²I) itself; cor:controlled bounds it by √k σ0, attained only under full collapse.
+
+    Args:
+        covariance_CKK: covariances Σ_i.
+        floor: σ0.
+    """
     values_CK = torch.linalg.eigvalsh(covariance_CKK.double()).clamp_min(0)
     # √(λ + σ0²) − √λ, written without cancellation
     return (floor**2 / ((values_CK + floor**2).sqrt() + values_CK.sqrt())).norm(dim=-1)
@@ -203,6 +270,10 @@ def optimal_floor(error: float, dim: int) -> float:
     eq:controlled-bound charges these two terms for the floor and for the estimate.
 
     The sampled loss of a convex head rises with σ0 as well, so the minimiser of the whole bound is at most σ0*.
+
+    Args:
+        error: ε̄, the mean of ‖Σ̂_i − Σ_i‖_F.
+        dim: the seam's width k.
     """
     if error < 0 or dim < 1:
         raise ArgumentError(f"optimal_floor needs ε̄ ≥ 0 and k ≥ 1, got {error} and {dim}")
@@ -213,6 +284,10 @@ def estimation_cap(error_C: Tensor, dim: int) -> Tensor:
     """bures(Σ_i + σ0²I, Σ̂_i + σ0²I) ≤ k^{1/4} ‖Σ̂_i − Σ_i‖_F^{1/2} for every σ0 ≥ 0, also σ0 = 0.
 
     Powers and Størmer: ‖A^{1/2} − B^{1/2}‖_F² ≤ ‖A − B‖_* ≤ √k ‖A − B‖_F.
+
+    Args:
+        error_C: ‖Σ̂_i − Σ_i‖_F.
+        dim: the seam's width k.
     """
     return dim**0.25 * error_C.double().sqrt()
 
@@ -225,6 +300,11 @@ def epsilon_from_halves(
     An estimate from m independent samples has mean squared error v/m. Two halves differ by
     v/(m/2) + v/(m/2) = 4·v/m in mean square, so half their distance has the right mean square. In general the
     factor is √(m_a m_b)/(m_a + m_b). N1 was fitted to the training samples, so there this is too small.
+
+    Args:
+        covariance_a_CKK: covariances from one half of the samples.
+        covariance_b_CKK: covariances from the other half.
+        counts: samples per class in each half; None: halves of one size.
     """
     distance_C = torch.linalg.matrix_norm(covariance_a_CKK.double() - covariance_b_CKK.double())
     if counts is None:
@@ -238,7 +318,11 @@ def epsilon_from_halves(
 
 
 def error_probability_bound(risk: float) -> float:
-    """P(misclassified) ≤ R/log 2: a wrong arg max leaves the true class p ≤ ½, hence a loss ≥ log 2."""
+    """P(misclassified) ≤ R/log 2: a wrong arg max leaves the true class p ≤ ½, hence a loss ≥ log 2.
+
+    Args:
+        risk: R, the mean cross-entropy.
+    """
     return risk / math.log(2)
 
 

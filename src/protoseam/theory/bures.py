@@ -25,6 +25,9 @@ def psd_sqrt(matrix_CKK: Tensor) -> Tensor:
 
     Eigenvalues that rounding pushed below zero count as zero; anything more negative is an error, because a
     distance to a matrix that is no covariance means nothing.
+
+    Args:
+        matrix_CKK: positive semi-definite matrices.
     """
     if matrix_CKK.ndim < 2 or matrix_CKK.shape[-1] != matrix_CKK.shape[-2]:
         raise ArgumentError(
@@ -54,6 +57,10 @@ def bures(a_CKK: Tensor, b_CKK: Tensor) -> Tensor:
     Exactly 0 for equal inputs. Otherwise the absolute error is about √ε·(‖A‖ + ‖B‖)^{1/2}, that is 10⁻⁸ of
     the scale, for singular matrices (the root itself is no better conditioned there), and about ε·κ of the
     scale for matrices with condition number κ², however close they are to each other.
+
+    Args:
+        a_CKK: covariances.
+        b_CKK: covariances of the same shape.
     """
     if a_CKK.shape[-2:] != b_CKK.shape[-2:]:
         raise ArgumentError(

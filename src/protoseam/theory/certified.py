@@ -30,7 +30,13 @@ __all__ = ["W1Upper", "w1_upper"]
 
 @dataclass(frozen=True)
 class W1Upper:
-    """An upper bound of W1 for each class, float64 ``(C,)``; :attr:`upper_C` is the one to use."""
+    """An upper bound of W1 for each class, float64 ``(C,)``; :attr:`upper_C` is the one to use.
+
+    Attributes:
+        value_C: the average assignment cost.
+        margin_C: what concentration adds.
+        cap_C: the bound of the independent coupling, which is certain.
+    """
 
     value_C: Tensor  # mean over the repeats: at least W1 in expectation
     margin_C: Tensor  # what makes it so with the confidence asked for, in all classes at once
@@ -38,6 +44,7 @@ class W1Upper:
 
     @property
     def upper_C(self) -> Tensor:
+        """Return the smaller of the assignment bound and the cap."""
         return torch.minimum(self.value_C + self.margin_C, self.cap_C)
 
 
@@ -56,6 +63,16 @@ def w1_upper(
 
     With the classes' own moments this is Δ_i; with prototype and Σ̃_i it is the W1(P_i, Q_i) of
     eq:risk-transfer itself. ``confidence`` is that of all C statements together. Costs O(points³) a block.
+
+    Args:
+        z_NK: embeddings.
+        y_N: their labels.
+        mean_CK: means μ_i.
+        covariance_CKK: covariances Σ_i.
+        generator: of every draw.
+        points: points per assignment.
+        repeats: repetitions, over which the error is measured.
+        confidence: probability that every bound holds.
     """
     C, K = mean_CK.shape
     if z_NK.ndim != 2 or z_NK.shape[1] != K or covariance_CKK.shape != (C, K, K):

@@ -40,7 +40,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Collapse:
-    """All measures at once; see the functions of the same names."""
+    """All measures at once; see the functions of the same names.
+
+    Attributes:
+        nc1: tr(Σ_W Σ_B⁺)/n.
+        nc1_ratio: tr Σ_W / tr Σ_B.
+        nc2_equinorm: relative spread of the norms of the centred means.
+        nc2_angle: root mean square of cos_ij + 1/(n−1).
+        nc2_angle_floor: its least possible value.
+        nc2_max_cosine: cosine of the closest pair.
+        nc2_max_cosine_floor: its least possible value.
+        nc2_frame_excess: frame potential over its minimum, minus 1.
+        nc3: distance between the head's rows and the means; NaN without a head.
+        nc4: share of answers that are not the nearest mean.
+    """
 
     nc1: float
     nc1_ratio: float
@@ -59,6 +72,11 @@ def nc1(count_C: Tensor, mean_CK: Tensor, covariance_CKK: Tensor) -> tuple[float
 
     Σ_W averages over samples, Σ_B over class means (1/C each). The pseudo-inverse does not see within-class
     variance orthogonal to all mean differences, which exists once K ≥ C; the ratio does.
+
+    Args:
+        count_C: samples per class.
+        mean_CK: class means μ_i.
+        covariance_CKK: covariances Σ_i.
     """
     _check(mean_CK, count_C)
     weight_C = count_C.double() / count_C.sum()
@@ -84,6 +102,9 @@ def nc2(mean_CK: Tensor) -> dict[str, float]:
     pairs, with ``angle_floor``. ``max_cosine``: the closest pair, with ``max_cosine_floor``.
     ``frame_excess``: frame potential over its minimum C²/r, minus 1; 0 exactly at a tight frame. A vector and
     its negative have the same potential, so tightness alone does not see them: hence the other two.
+
+    Args:
+        mean_CK: class means μ_i.
     """
     C, K = mean_CK.shape
     if C < 2:
@@ -112,6 +133,10 @@ def nc3(weight_CK: Tensor, mean_CK: Tensor) -> float:
     """Self-duality: ‖W2/‖W2‖_F − M/‖M‖_F‖_F, both centred over the classes; 0 aligned, 2 opposed.
 
     Centring W2 is free, since softmax does not see a common shift of the rows.
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        mean_CK: class means μ_i.
     """
     if weight_CK.shape != mean_CK.shape:
         raise ArgumentError(
@@ -123,7 +148,13 @@ def nc3(weight_CK: Tensor, mean_CK: Tensor) -> float:
 
 
 def nc4(z_NK: Tensor, prediction_N: Tensor, mean_CK: Tensor) -> float:
-    """Share of samples on which the network and the nearest class mean disagree."""
+    """Share of samples on which the network and the nearest class mean disagree.
+
+    Args:
+        z_NK: embeddings.
+        prediction_N: the network's answers.
+        mean_CK: class means μ_i.
+    """
     # ‖z − μ‖² − ‖z‖²: the same arg min without an N×C×K tensor, taken about the global mean for accuracy
     origin_K = mean_CK.detach().double().mean(0)
     mean_CK = mean_CK.detach().double() - origin_K
@@ -139,7 +170,16 @@ def collapse_measures(
     z_NK: Tensor,
     prediction_N: Tensor,
 ) -> Collapse:
-    """NC1–NC4 in one object; ``weight_CK=None`` (a head that is not one Linear) leaves NC3 as NaN."""
+    """NC1–NC4 in one object; ``weight_CK=None`` (a head that is not one Linear) leaves NC3 as NaN.
+
+    Args:
+        count_C: samples per class.
+        mean_CK: class means μ_i.
+        covariance_CKK: covariances Σ_i.
+        weight_CK: the head's weight; None: no NC3.
+        z_NK: embeddings.
+        prediction_N: the network's answers.
+    """
     geometry = nc2(mean_CK)
     variability, ratio = nc1(count_C, mean_CK, covariance_CKK)
     return Collapse(
@@ -155,6 +195,10 @@ def angle_deviation_floor(num_classes: int, dim: int) -> float:
     """Least root mean square of cos_ij + 1/(C−1): 0 where a simplex exists, √(C(C−1−K)/K)/(C−1) below.
 
     Attained by centred unit-norm tight frames, which real harmonic frames provide for every even K < C − 1.
+
+    Args:
+        num_classes: number of classes.
+        dim: the seam's width k.
     """
     C, r = num_classes, min(dim, num_classes - 1)
     return math.sqrt(C * (C - 1 - r) / r) / (C - 1)
@@ -165,6 +209,10 @@ def max_cosine_floor(num_classes: int, dim: int) -> float:
 
     −1/(C−1) for C ≤ K+1 (the simplex) and 0 for C ≤ 2K (the cross-polytope; Rankin), both attained. Beyond,
     Levenshtein's bound C ≤ K(1−s)(2+(K+1)s)/(1−Ks²), valid up to C = K(K+3)/2 and kept constant from there.
+
+    Args:
+        num_classes: number of classes.
+        dim: the seam's width k.
     """
     C, K = min(num_classes, dim * (dim + 3) // 2), dim
     if num_classes <= K + 1:

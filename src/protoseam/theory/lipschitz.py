@@ -45,6 +45,10 @@ def head_lipschitz(head: nn.Module, *, loss_constant: float = CROSS_ENTROPY) -> 
     A Linear head gives the paper's G = √2‖W2‖₂. A Sequential of Linear layers and activations gives the
     product of spectral norms and of max |σ'|, which is valid but may be loose. ``loss_constant`` bounds the
     gradient of the loss in the logits; the default is cross-entropy's.
+
+    Args:
+        head: a Linear, or a Sequential of Linears and activations.
+        loss_constant: Lipschitz constant of the loss in the logits; √2 for cross-entropy.
     """
     matrix_CK, body = _last_linear(head)
     return loss_constant * body * _spectral(matrix_CK)
@@ -56,6 +60,9 @@ def class_lipschitz(head: nn.Module) -> Tensor:
     ∇ℓ_i = W2ᵀ(p − e_i) is convex in p, so its norm is largest at a vertex of the simplex:
     G_i = max_j ‖ω_j − ω_i‖₂ ≤ √2‖W2‖₂. For a Linear head the supremum is approached, because the row
     farthest from ω_i is an exposed point of the rows' hull: far out in that direction p → e_j.
+
+    Args:
+        head: a Linear, or a Sequential of Linears and activations.
     """
     matrix_CK, body = _last_linear(head)
     return body * torch.cdist(matrix_CK, matrix_CK, compute_mode="donot_use_mm_for_euclid_dist").amax(1)

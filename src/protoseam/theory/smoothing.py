@@ -45,7 +45,12 @@ _BLOCK_ELEMENTS = 2**23  # doubles in one block of centred rows: 64 MiB
 
 @dataclass(frozen=True)
 class MeanWithError:
-    """A Monte-Carlo mean for each class and its standard error, float64 ``(C,)``."""
+    """A Monte-Carlo mean for each class and its standard error, float64 ``(C,)``.
+
+    Attributes:
+        mean_C: the mean.
+        error_C: its standard error.
+    """
 
     mean_C: Tensor
     error_C: Tensor
@@ -55,7 +60,13 @@ class MeanWithError:
 
 
 def curvature(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Tensor:
-    """∇²ℓ = W2ᵀ(diag p − ppᵀ)W2 at each point, ``(C, K, K)``; the same for every label (prop:smoothing)."""
+    """∇²ℓ = W2ᵀ(diag p − ppᵀ)W2 at each point, ``(C, K, K)``; the same for every label (prop:smoothing).
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        bias_C: the head's bias, or None.
+        point_CK: where to evaluate.
+    """
     # as Σ_j p_j (ω_j − ω̄)(ω_j − ω̄)ᵀ: a sum of squares stays positive semi-definite when the head saturates
     return torch.cat(
         [
@@ -66,7 +77,13 @@ def curvature(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Ten
 
 
 def curvature_spread(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Tensor:
-    """tr ∇²ℓ = Σ_j p_j ‖ω_j − ω̄‖² at each point (eq:curvature-spread)."""
+    """tr ∇²ℓ = Σ_j p_j ‖ω_j − ω̄‖² at each point (eq:curvature-spread).
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        bias_C: the head's bias, or None.
+        point_CK: where to evaluate.
+    """
     return torch.cat(
         [
             (p_cC * row_cCK.square().sum(-1)).sum(-1)
@@ -78,7 +95,14 @@ def curvature_spread(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor)
 def second_order_penalty(
     weight_CK: Tensor, bias_C: Tensor | None, prototype_CK: Tensor, covariance_CKK: Tensor
 ) -> Tensor:
-    """½ tr(Σ̃_i W2ᵀH(s_i)W2) ≥ 0, the curvature penalty of eq:sensitivity-penalty."""
+    """½ tr(Σ̃_i W2ᵀH(s_i)W2) ≥ 0, the curvature penalty of eq:sensitivity-penalty.
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        bias_C: the head's bias, or None.
+        prototype_CK: S, one prototype per class.
+        covariance_CKK: Σ̃_i.
+    """
     penalty, start = [], 0
     for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, prototype_CK):
         covariance_cKK = covariance_CKK[start : start + len(p_cC)].double()
@@ -91,7 +115,14 @@ def second_order_penalty(
 def floor_regularization(
     weight_CK: Tensor, bias_C: Tensor | None, prototype_CK: Tensor, floor: float
 ) -> Tensor:
-    """σ0²/2 · tr(W2ᵀH(s_i)W2), the right side of eq:floor-regularization."""
+    """σ0²/2 · tr(W2ᵀH(s_i)W2), the right side of eq:floor-regularization.
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        bias_C: the head's bias, or None.
+        prototype_CK: S, one prototype per class.
+        floor: σ0.
+    """
     return floor**2 / 2 * curvature_spread(weight_CK, bias_C, prototype_CK)
 
 
@@ -101,13 +132,23 @@ def third_derivative_constant(weight_CK: Tensor, *, sharp: bool = False) -> floa
     The third derivative is the third central moment of a variable of range r ≤ √2‖W2‖‖u‖. The paper bounds it by
     r³/4, so M = ‖W2‖³/√2. The largest possible value is r³/(6√3), at a Bernoulli variable with
     p = (3 ± √3)/6; it gives M = √2‖W2‖³/(3√3) (``sharp``), attained by W2 = I with two classes.
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        sharp: use the better constant of docs/theory.md instead of the paper's.
     """
     norm = torch.linalg.matrix_norm(weight_CK.detach().double(), 2).item()
     return norm**3 * (math.sqrt(2) / (3 * math.sqrt(3)) if sharp else 1 / math.sqrt(2))
 
 
 def remainder_bound(weight_CK: Tensor, covariance_CKK: Tensor, *, sharp: bool = False) -> Tensor:
-    """|r_i| ≤ (M/6) 3^{3/4} (tr Σ̃_i)^{3/2} (eq:sensitivity-penalty); ``sharp`` uses the sharp M."""
+    """|r_i| ≤ (M/6) 3^{3/4} (tr Σ̃_i)^{3/2} (eq:sensitivity-penalty); ``sharp`` uses the sharp M.
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        covariance_CKK: Σ̃_i.
+        sharp: use the better constant of docs/theory.md instead of the paper's.
+    """
     trace_C = covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
     return third_derivative_constant(weight_CK, sharp=sharp) / 6 * 3**0.75 * trace_C**1.5
 
@@ -118,6 +159,10 @@ def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> T
     Not in the paper. A Gaussian has no odd moments, so the cubic Taylor term drops out of the expectation and the
     quartic one remains. The fourth derivative along u is the fourth cumulant of a variable of range r, which lies
     in [−r⁴/8, r⁴/12]; with r ≤ √2‖w‖ and E‖w‖⁴ = (tr S)² + 2 tr S² the constant is 4/(8·24) = 1/48.
+
+    Args:
+        weight_CK: the head's weight, one row per class.
+        covariance_CKK: Σ̃_i.
     """
     row_CK = weight_CK.detach().double()
     row_CK = row_CK - row_CK.mean(0)  # softmax does not see a common shift
@@ -149,7 +194,12 @@ def _centred_rows(
 
 @torch.no_grad()
 def point_loss(head: Head, prototype_CK: Tensor) -> Tensor:
-    """ℓ_i(s_i), float64."""
+    """ℓ_i(s_i), float64.
+
+    Args:
+        head: maps ``(B, K)`` embeddings to ``(B, C)`` logits.
+        prototype_CK: S, one prototype per class.
+    """
     return _class_losses(head, prototype_CK.unsqueeze(0))[0]
 
 
@@ -157,6 +207,10 @@ def loss_hessian(head: Head, prototype_CK: Tensor) -> Tensor:
     """∇²ℓ_i(s_i) of any twice differentiable head by automatic differentiation, ``(C, K, K)``.
 
     ½ tr(Σ̃_i ∇²ℓ_i) is the penalty of eq:smoothing-expansion; for a head that is not convex it may be negative.
+
+    Args:
+        head: maps ``(B, K)`` embeddings to ``(B, C)`` logits.
+        prototype_CK: S, one prototype per class.
     """
     label_C = torch.arange(len(prototype_CK), device=prototype_CK.device)
 
@@ -171,7 +225,15 @@ def loss_hessian(head: Head, prototype_CK: Tensor) -> Tensor:
 def sampled_loss(
     head: Head, prototype_CK: Tensor, covariance_CKK: Tensor, *, generator: torch.Generator, pairs: int = 512
 ) -> MeanWithError:
-    """E_{Q_i} ℓ_i with Q_i = N(s_i, Σ̃_i), from M antithetic pairs (eq:sampled-risk)."""
+    """E_{Q_i} ℓ_i with Q_i = N(s_i, Σ̃_i), from M antithetic pairs (eq:sampled-risk).
+
+    Args:
+        head: maps ``(B, K)`` embeddings to ``(B, C)`` logits.
+        prototype_CK: S, one prototype per class.
+        covariance_CKK: Σ̃_i.
+        generator: of every draw.
+        pairs: number of antithetic pairs.
+    """
     return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), 0.0, generator, pairs, None)
 
 
@@ -181,6 +243,13 @@ def jensen_gap(
     """E_{Q_i} ℓ_i − ℓ_i(s_i), which eq:jensen-prototype says is ≥ 0 for a convex head.
 
     The error is that of the difference. It is a small number beside ℓ_i: give a float64 head to see it well.
+
+    Args:
+        head: maps ``(B, K)`` embeddings to ``(B, C)`` logits.
+        prototype_CK: S, one prototype per class.
+        covariance_CKK: Σ̃_i.
+        generator: of every draw.
+        pairs: number of antithetic pairs.
     """
     return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), 0.0, generator, pairs, "prototype")
 
@@ -197,6 +266,14 @@ def floor_excess(
     """E_{N(s_i, Σ̂_i + σ0²I)} ℓ_i − E_{N(s_i, σ0²I)} ℓ_i ≥ 0 (eq:floor-smoothing); ``covariance_CKK`` is Σ̂_i.
 
     Both sides share the floor's noise ξ, and ζ ∼ N(0, Σ̂_i) comes in pairs: ½[ℓ(s+ξ+ζ) + ℓ(s+ξ−ζ)] ≥ ℓ(s+ξ).
+
+    Args:
+        head: maps ``(B, K)`` embeddings to ``(B, C)`` logits.
+        prototype_CK: S, one prototype per class.
+        covariance_CKK: Σ̂_i, without the floor.
+        floor: σ0.
+        generator: of every draw.
+        pairs: number of antithetic pairs.
     """
     return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), floor, generator, pairs, "centre")
 

@@ -42,24 +42,42 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def head(z: Tensor, a: float | Tensor) -> Tensor:
-    """g_a(z) = z + a(z³ − z) (eq:toy-head)."""
+    """g_a(z) = z + a(z³ − z) (eq:toy-head).
+
+    Args:
+        z: inputs.
+        a: shape a of the head.
+    """
     return z + a * (z * z * z - z)
 
 
 def sampled_loss(a: float, sigma: float) -> float:
-    """L_sample(a) (eq:toy-sampled-expanded)."""
+    """L_sample(a) (eq:toy-sampled-expanded).
+
+    Args:
+        a: shape a of the head.
+        sigma: noise level σ.
+    """
     q = sigma * sigma
     return q + 2 * a * (2 * q + 3 * q**2) + a * a * (4 * q + 39 * q**2 + 15 * q**3)
 
 
 def optimal_a(sigma: float) -> float:
-    """a*(σ) = −(2 + 3σ²)/(4 + 39σ² + 15σ⁴) (eq:toy-optimal-a)."""
+    """a*(σ) = −(2 + 3σ²)/(4 + 39σ² + 15σ⁴) (eq:toy-optimal-a).
+
+    Args:
+        sigma: noise level σ.
+    """
     q = sigma * sigma
     return -(2 + 3 * q) / (4 + 39 * q + 15 * q * q)
 
 
 def sensitivity(sigma: float) -> float:
-    """g'_{a*}(±1) = 1 + 2a* (eq:toy-flatness), rising from 0 to 1; in this form without cancellation."""
+    """g'_{a*}(±1) = 1 + 2a* (eq:toy-flatness), rising from 0 to 1; in this form without cancellation.
+
+    Args:
+        sigma: noise level σ.
+    """
     q = sigma * sigma
     return (33 * q + 15 * q * q) / (4 + 39 * q + 15 * q * q)
 
@@ -69,6 +87,10 @@ def accuracy(a: float, sigma: float) -> float:
 
     g_a(z) = z·(1 + a(z² − 1)) has the wrong sign beyond |z| = r = √(1 − 1/a) if a < 0, and within it if a > 1
     (rem:toy-monotonicity). A sample on the wrong side of 0 is then put right.
+
+    Args:
+        a: shape a of the head.
+        sigma: noise level σ.
     """
     plain = _phi(1 / sigma)
     if 0 <= a <= 1:
@@ -82,7 +104,12 @@ def accuracy(a: float, sigma: float) -> float:
 
 
 def perturbation_loss(a: float | Tensor, delta: Tensor) -> Tensor:
-    """E_Y[(g_a(Y + δ) − Y)²] = ((1 + 2a)δ + aδ³)² + 9a²δ⁴ (eq:toy-local-error, averaged over Y)."""
+    """E_Y[(g_a(Y + δ) − Y)²] = ((1 + 2a)δ + aδ³)² + 9a²δ⁴ (eq:toy-local-error, averaged over Y).
+
+    Args:
+        a: shape a of the head.
+        delta: the perturbation δ.
+    """
     return ((1 + 2 * a) * delta + a * delta**3) ** 2 + 9 * a * a * delta**4
 
 
@@ -91,7 +118,17 @@ def perturbation_loss(a: float | Tensor, delta: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ToySimulation:
-    """Raw results, float64: one row a noise level, one column a seed."""
+    """Raw results, float64: one row a noise level, one column a seed.
+
+    Attributes:
+        sigmas: noise levels (G).
+        a_hat_GR: fitted a per level and seed.
+        loss_GR: held-out loss.
+        accuracy_identity_GR: accuracy of the identity head.
+        accuracy_matched_GR: accuracy of the fitted head.
+        accuracy_limit_GR: accuracy of the limiting head.
+        line_search_gap_G: largest gap between the line search and the closed form.
+    """
 
     sigmas: tuple[float, ...]
     a_hat_GR: Tensor  # empirical minimiser, eq:toy-empirical-minimizer
@@ -153,6 +190,12 @@ def simulate(
     """Fit a by least squares on ``samples`` draws, and measure on as many held-out ones, for each σ and seed.
 
     Seed r is the stream of ``seed + r``; every σ gets draws of its own. About 6 s on one core.
+
+    Args:
+        sigmas: noise levels.
+        samples: samples per fit.
+        seeds: number of fits per level.
+        seed: first seed.
     """
     if samples < 2 or seeds < 1:
         raise ArgumentError(f"toy simulation needs samples ≥ 2 and seeds ≥ 1, got {samples} and {seeds}")
@@ -193,6 +236,12 @@ def golden_section(
     """Minimiser of a unimodal function on [low, high] from values alone.
 
     Values near a minimum differ by rounding once |x − x*| ≈ √ε, so about 10⁻⁸ of the scale is all there is.
+
+    Args:
+        function: a function with one minimum.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        width: width at which the search ends.
     """
     x1, x2 = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     f1, f2 = function(x1), function(x2)

@@ -33,7 +33,16 @@ __all__ = ["W1Estimate", "discrete_w1", "projection_constant", "sliced_w1", "w1_
 
 @dataclass(frozen=True)
 class W1Estimate:
-    """An estimate of W1 for each class, all float64 ``(C,)``; see the module for what ``side`` promises."""
+    """An estimate of W1 for each class, all float64 ``(C,)``; see the module for what ``side`` promises.
+
+    Attributes:
+        side: which side of W1 the value is on.
+        value_C: the estimate.
+        error_C: its Monte-Carlo error.
+        null_C: the same statistic for Gaussian classes.
+        null_error_C: its error.
+        peak_C: the largest single value.
+    """
 
     side: Literal["lower", "upper"]
     value_C: Tensor
@@ -49,7 +58,11 @@ class W1Estimate:
 
 
 def projection_constant(dim: int) -> float:
-    """c_K = E|θ_1| for θ uniform on the unit sphere of R^K: Γ(K/2)/(√π Γ((K+1)/2)), about √(2/(πK))."""
+    """c_K = E|θ_1| for θ uniform on the unit sphere of R^K: Γ(K/2)/(√π Γ((K+1)/2)), about √(2/(πK)).
+
+    Args:
+        dim: the seam's width k.
+    """
     return math.exp(math.lgamma(dim / 2) - math.lgamma((dim + 1) / 2)) / math.sqrt(math.pi)
 
 
@@ -59,6 +72,11 @@ def w1_to_gaussian(x_LN: Tensor, mean_L: Tensor, std_L: Tensor) -> Tensor:
     W1 = ∫₀¹ |F⁻¹(u) − m − σΦ⁻¹(u)| du, in closed form on each step ((j−1)/N, j/N) of F⁻¹ because
     ∫Φ⁻¹ = −φ∘Φ⁻¹: with x' = (x − m)/σ and c = Φ(x') clipped to [a, b],
     ∫ₐᵇ |x' − Φ⁻¹| = x'(2c − a − b) + 2φ(Φ⁻¹(c)) − φ(Φ⁻¹(a)) − φ(Φ⁻¹(b)).
+
+    Args:
+        x_LN: L samples of N numbers each.
+        mean_L: the Gaussians' means.
+        std_L: the Gaussians' standard deviations.
     """
     x_LN, mean_L, std_L = (t.detach().double() for t in (x_LN, mean_L, std_L))
     x_LN = x_LN.sort(-1).values
@@ -86,6 +104,14 @@ def sliced_w1(
     """Δ_i from below: exact one-dimensional W1 along random directions, averaged and divided by c_K.
 
     The Gaussian side is never sampled. ``error_C`` is the standard error over directions.
+
+    Args:
+        z_NK: embeddings.
+        y_N: their labels.
+        num_classes: number of classes.
+        generator: of every draw.
+        directions: random directions.
+        null_repeats: Gaussian samples that the null is measured on.
     """
     K = z_NK.shape[1]
     theta_KL = _randn((K, directions), z_NK, generator)
@@ -116,6 +142,14 @@ def discrete_w1(
     """Δ_i from above, in expectation: optimal assignment between M embeddings and M draws of N(μ_i, Σ_i).
 
     The null is the distance between two Gaussian samples of that size. Costs O(M³) a class and repeat.
+
+    Args:
+        z_NK: embeddings.
+        y_N: their labels.
+        num_classes: number of classes.
+        generator: of every draw.
+        points: points per assignment.
+        repeats: repetitions, over which the error is measured.
     """
     columns: list[list[Tensor]] = []
     for z_nK in _classes(z_NK, y_N, num_classes):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protoseam.lab.engine.cost import metered, power_reader, read_cost
+from protoseam.lab.engine.cost import metered, read_cost
 from protoseam.lab.engine.files import StorageError
 
 CPU = torch.device("cpu")
@@ -31,10 +31,3 @@ def test_an_interrupted_run_is_charged_and_a_cpu_has_no_joules(tmp_path: Path) -
     (tmp_path / "cost.json").write_text('{"seconds": -1}')
     with pytest.raises(StorageError, match=r"cost\.json: seconds is -1"):
         read_cost(tmp_path)
-
-
-@pytest.mark.cuda
-def test_the_power_of_a_gpu_is_some_tens_to_hundreds_of_watts() -> None:
-    watts = power_reader(torch.device("cuda", 0))
-    assert watts is not None
-    assert 5 < (watts() or 0) < 2000

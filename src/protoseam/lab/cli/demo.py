@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--seeds", type=int, nargs="+", default=[42, 43, 44], help="one run per variant and seed (42 43 44)")
     add("--epochs", type=int, default=40, help="epochs per run (40, for which the recipes are tuned)")
+    add("--no-page", action="store_true", help="write no report.html")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,12 +43,14 @@ def run(args: argparse.Namespace) -> int:
     from protoseam.lab.cli.options import one_thread  # after the first words, because it takes a second
     from protoseam.lab.engine.files import write_atomically
     from protoseam.lab.experiments import demo
+    from protoseam.lab.report.demo import DemoPage
 
     one_thread()
 
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     with (_Bar if console.is_terminal else _Lines)(console, total) as watcher:
-        results, net, data = demo.run(args.seeds, args.epochs, watcher)
+        watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
+        results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]
     write_atomically(files[0], (json.dumps(results, indent=1) + "\n").encode())
     try:
@@ -57,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         files += save_figures({"clusters": cluster_figure(net, *data.test)}, args.out)
     except ImportError as error:
         console.print(f"no picture: {error}", markup=False)
+    if isinstance(watched, DemoPage):
+        files.append(watched.write(results, net, data, args.out))
     console.print(_table(results), _verdict(results), sep="\n", end="\n\n")
     console.print(f"{results['seconds']:.0f} s. Written:", *(f"  {path}" for path in files), sep="\n")
     return 0
@@ -122,8 +127,9 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def epoch(self, name: str, val: float) -> None:
-        self.progress.update(self.task, description=name, advance=1, val=f"{val:5.1f} %")
+    def epoch(self, name: str, row: dict[str, Any], net: object, data: object) -> None:
+        val = f"{100 * row['validation_accuracy']:5.1f} %"
+        self.progress.update(self.task, description=name, advance=1, val=val)
 
     def end(self, name: str, test: float, seconds: float) -> None: ...
 
@@ -139,7 +145,7 @@ class _Lines:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def epoch(self, name: str, val: float) -> None:
+    def epoch(self, name: str, row: dict[str, Any], net: object, data: object) -> None:
         self.done += 1
 
     def end(self, name: str, test: float, seconds: float) -> None:

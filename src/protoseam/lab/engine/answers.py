@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from protoseam.core import mahalanobis
 from protoseam.core.covariance import class_moments
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answers_on", "class_table", "how_unusual", "quantiles"]
 
-_BLOCK = 2**24  # numbers of one block of distances
+_BLOCK = 4096  # images whose distances to all classes are held at once
 
 
 def how_unusual(z_AK: Tensor | None, logits_AC: Tensor, seam: Seam | None) -> Tensor:
@@ -28,14 +29,10 @@ def how_unusual(z_AK: Tensor | None, logits_AC: Tensor, seam: Seam | None) -> Te
     """
     if seam is None or z_AK is None:
         return (-logits_AC.float().logsumexp(1)).nan_to_num()
-    s_CK, root_CKK = seam.prototypes.double().cpu(), seam.roots()
-    C, K = s_CK.shape
-    nearest = []
-    for z_BK in z_AK.double().cpu().split(max(1, _BLOCK // (C * K))):
-        gap_CKB = (z_BK[:, None] - s_CK).permute(1, 2, 0)
-        nearest.append(
-            torch.linalg.solve_triangular(root_CKK, gap_CKB, upper=False).square().sum(1).amin(0).sqrt()
-        )
+    nearest = [
+        mahalanobis(z_BK, seam.prototypes.cpu(), seam.factors.cpu()).amin(1).sqrt()
+        for z_BK in z_AK.cpu().split(_BLOCK)
+    ]
     return torch.cat(nearest).float().nan_to_num() if nearest else torch.zeros(0)
 
 

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protoseam.errors import ProtoSeamError
+
 __all__ = ["Unbounded", "bytes_of", "load_bounded"]
 
 _MOST_INSTRUCTIONS = 8 * 2**20  # bytes that describe the tensors, about 200 each
 _NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch [A-Z]\w+Storage")
 
 
-class Unbounded(Exception):
+class Unbounded(ProtoSeamError, ValueError):
     """Reading a state could take more memory than its file has bytes; the message says why."""
 
 

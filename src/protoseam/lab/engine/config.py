@@ -38,7 +38,7 @@ CATALOGUED_BATCH = 128  # in the paper's recipes; the paper does not state it
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimizer, with linear warm-up and cosine decay (paper, §protocol).
+    """The optimizer, with linear warm-up and cosine decay (paper, protocol).
 
     Args:
         lr: peak learning rate; null takes the optimizer's default, 0.02 for sgd and 0.001 for adamw.
@@ -46,7 +46,7 @@ class OptimConfig:
             and 0.01 for adamw (torch's).
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
-        name: sgd (with Nesterov momentum; paper, §protocol) or adamw (with decoupled weight decay). null: adamw for
+        name: sgd (with Nesterov momentum; paper, protocol) or adamw (with decoupled weight decay). null: adamw for
             your own data if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
             data set and where lift.bounded does its work, else 1.0: small batches can otherwise end any rate's
@@ -71,13 +71,13 @@ class LiftConfig:
     """The seam (unlifted uses ``dim`` only).
 
     Args:
-        dim: seam width k (paper, §protocol).
+        dim: seam width k (paper, protocol).
         rho_min: ρ at the first epoch; the paper does not state it.
-        rho_max: ρ at the last epoch (paper, §protocol).
+        rho_max: ρ at the last epoch (paper, protocol).
         alpha: {alpha}.
         repulsion: {repulsion_scale}.
-        covariance: how Σ̂ is estimated.
-        structure: of the covariances.
+        covariance: estimator of each class's covariance Σ̂.
+        structure: structure of the covariances.
         floor: σ0, or "auto" for σ0* of the bound; the paper does not state it.
         draws: {draws}. A catalogued data set takes 1 where none is given (paper).
         antithetic: {antithetic}.
@@ -116,12 +116,12 @@ class RunConfig:
 
     Args:
         data: a catalogued name (``protoseam data list``) or the path of an image folder or .npz.
-        data_root: where data sets lie; default $PROTOSEAM_DATA or the user's cache.
+        data_root: directory of the data sets; default $PROTOSEAM_DATA or the user's cache.
         model: resnet8, resnet18, vit_s, convnet, mlp, or any timm name.
         model_options: keyword arguments of the model.
         variant: baseline (the plain model), unlifted (its seam, end to end) or protoseam.
-        seed: of the initial weights, the split, the order, the augmentation and the samples.
-        epochs: epochs to train.
+        seed: seed of the initial weights, the split, the order, the augmentation and the samples.
+        epochs: number of epochs.
         batch_size: samples per step; the paper does not state it. null: 128 for a catalogued data set; for your
             own data the largest power of two from 8 to 128 with which an epoch has 20 steps.
         validation: fraction of the training data held out, stratified.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from protoseam.errors import ProtoSeamError
+from protoseam.errors import ArgumentError, ProtoSeamError
 from protoseam.lab.data.cache import sync
 from protoseam.lab.data.links import refuse_link
 
@@ -86,10 +86,10 @@ def read_bounded(path: Path, most: int) -> bytes:
     """Return the bytes of a plain file of at most ``most``; a pipe or a device is refused without waiting."""
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a plain file")
+            raise ArgumentError("it is not a plain file")
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
+        raise ArgumentError(f"it has more than {most:,} bytes")
     return data
 
 

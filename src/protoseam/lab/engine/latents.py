@@ -128,21 +128,25 @@ class Latents:
 
     # ------------------------------------------------------------------ the file
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by the names that the file has."""
+        found = dict(self.rest)
+        if self.frames:
+            epochs = sorted(self.frames)
+            found["epochs"] = torch.tensor(epochs, dtype=torch.int32)
+            for name in ("z", "prototypes", "roots", "head"):
+                parts = [getattr(self.frames[e], name) for e in epochs]
+                if all(part is not None for part in parts):
+                    found[name] = torch.stack(parts).contiguous()
+        return found
+
     def write(self, run: Path) -> None:
         from safetensors.torch import save
 
         if self.complete or not (self.frames or self.rest):
             return
-        tensors = dict(self.rest)
-        if self.frames:
-            epochs = sorted(self.frames)
-            tensors["epochs"] = torch.tensor(epochs, dtype=torch.int32)
-            for name in ("z", "prototypes", "roots", "head"):
-                parts = [getattr(self.frames[e], name) for e in epochs]
-                if all(part is not None for part in parts):
-                    tensors[name] = torch.stack(parts).contiguous()
         with explain_os_error("what the page needs", run):
-            write_atomically(run / FILE, save(tensors, {"about": json.dumps(self.about)}))
+            write_atomically(run / FILE, save(self.tensors(), {"about": json.dumps(self.about)}))
 
     @classmethod
     def resumed(cls, run: Path, epochs: int, epoch: int) -> Latents:

@@ -1,6 +1,6 @@
 """Audit a run: rebuild its network from the last checkpoint, sweep held-out and training data, check the theory.
 
-The prototypes and the covariances live in checkpoints only: the deployed network has none. Both are those of the
+Prototypes and covariances are in checkpoints only, because the deployed network has none. Both are those of the
 checkpoint's epoch; Σ̃ was estimated at its end.
 """
 
@@ -41,6 +41,9 @@ from protoseam.theory import epsilon_from_halves, error_probability_bound, optim
 
 __all__ = ["audit_run", "rebuild"]
 
+# Field of the report → attribute of a bound.
+_BOUND = {name: name for name in ("name", "source", "terms", "gap", "tightness", "slack", "holds")}
+_BOUND |= {"bound": "value", "bound_over_risk": "over_risk"}
 # what a look during training must have for the figure over the epochs
 _DRAWN = ("risk", "sampled_loss", "mean_mismatch", "covariance_mismatch", "non_gaussianity")
 
@@ -53,7 +56,7 @@ def audit_run(
     seed: int = 0,
     settings: AuditSettings = FULL,
 ) -> dict[str, Any]:
-    """Everything the audit knows of the run in ``path``, as plain data for JSON; see docs/theory.md."""
+    """Return the audit of the run in ``path`` as plain data for JSON; docs/theory.md explains its fields."""
     directory = RunDirectory(path)
     config = directory.read_config()
     epoch, net, data = rebuild(path, config, resolve_device(device))
@@ -115,7 +118,7 @@ def audit_run(
 
 
 def rebuild(path: Path, config: RunConfig, device: torch.device) -> tuple[int, Any, Resident]:
-    """(epoch, the lifted network in eval mode, its data), in float32 on ``device``."""
+    """Return the epoch, the lifted network in eval mode and its data, in float32 on ``device``."""
     if config.variant != "protoseam":
         raise ConfigError(
             f"{path} is a run of variant={config.variant}: it has no prototypes and no sampled loss, so there is no "
@@ -202,25 +205,12 @@ def _totals(total: Totals, rho: float) -> dict[str, Any]:
         "sampled_error": total.sampled_error,
         "rms_distance": total.rms,
         "consensus": rho / 2 * total.rms**2,
-        "bounds": [
-            {
-                "name": b.name,
-                "source": b.source,
-                "terms": b.terms,
-                "gap": b.gap,
-                "bound": b.value,
-                "tightness": b.tightness,
-                "bound_over_risk": b.over_risk,
-                "slack": b.slack,
-                "holds": b.holds,
-            }
-            for b in total.bounds
-        ],
+        "bounds": [{name: getattr(b, attribute) for name, attribute in _BOUND.items()} for b in total.bounds],
     }
 
 
 def _class_rows(audit: Audit, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One row a class: the measured numbers, and G_i·(terms) that add up to the class's bound."""
+    """Return one row per class: the measured numbers, and G_i·(terms), whose sum is the class's bound."""
     classes = audit.classes
     transfer = classes.transfer(torch.ones_like(classes.risk_P))
     columns: dict[str, list[Any]] = {
@@ -233,9 +223,8 @@ def _class_rows(audit: Audit, names: tuple[str, ...]) -> list[dict[str, Any]]:
     columns["holds"] = classes.holds_P().tolist()
     if audit.training is not None:
         for field in dataclasses.fields(audit.training):
-            columns[f"training_{field.name.removesuffix('_P')}"] = getattr(
-                audit.training, field.name
-            ).tolist()
+            name = f"training_{field.name.removesuffix('_P')}"
+            columns[name] = getattr(audit.training, field.name).tolist()
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     for row in rows:
         joint = math.hypot(row["mean_mismatch"], row["covariance_mismatch"]) or 1.0
@@ -258,12 +247,12 @@ def _spectrum(spectrum: Spectrum) -> dict[str, Any]:
 
 
 def _estimation(error: float, dim: int) -> dict[str, float]:
-    """ε̄ = mean ‖Σ̂_i − Σ_i‖_F with the held-out Σ_i, and σ0* for it."""
+    """Return ε̄ = mean ‖Σ̂_i − Σ_i‖_F with the held-out Σ_i, and σ0* for it."""
     return {"error": error, "optimal_floor": math.nan if math.isnan(error) else optimal_floor(error, dim)}
 
 
 def _halves(z_NK: Tensor, y_N: Tensor, num_classes: int) -> dict[str, float]:
-    """ε̄ of the training covariances from two halves, and the σ0* it gives; nothing where a class has one sample."""
+    """Return ε̄ of the training covariances from two halves, and σ0* for it; {} if a class has one sample."""
     order_N = y_N.argsort(stable=True)
     halves = [class_moments(z_NK[rows], y_N[rows], num_classes) for rows in (order_N[0::2], order_N[1::2])]
     counts = halves[0][0], halves[1][0]
@@ -274,7 +263,7 @@ def _halves(z_NK: Tensor, y_N: Tensor, num_classes: int) -> dict[str, float]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: both become null."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

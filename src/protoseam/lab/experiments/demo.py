@@ -14,7 +14,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -27,7 +26,7 @@ from protoseam.lab.models.small import convnet
 
 __all__ = [
     "RECIPES", "VARIANTS", "Data", "Recipe", "Variant", "Watcher", "accuracy", "build", "load_data", "run",
-    "summarize", "train",
+    "run_name", "summarize", "train",
 ]  # fmt: skip
 
 Variant = Literal["Baseline", "Unlifted", "ProtoSeam"]
@@ -58,6 +57,7 @@ DIM = 32  # paper, §protocol
 EPOCHS = 40
 # The picture's seam: two dimensions, and three times the epochs to sort ten classes in them. The floor is wide
 # enough to see: after training, the training images' own clusters have all but collapsed.
+PICTURE = "the picture, k=2"
 PICTURE_EPOCHS = 3
 PICTURE_FLOOR = 0.3
 
@@ -105,9 +105,9 @@ def train(
     data: Data,
     recipe: Recipe,
     epochs: int = EPOCHS,
-    on_epoch: Callable[[float], None] | None = None,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
 ) -> nn.Module:
-    """Train one network in place; ``on_epoch`` gets the validation accuracy after each epoch.
+    """Train one network in place; ``on_epoch`` gets a row of metrics after each epoch.
 
     A lifted network brings its own loss, and its epochs do FSInit, ρ(t) and Σ̂; the rest is the same for all.
     """
@@ -122,16 +122,34 @@ def train(
     optimizer = torch.optim.SGD(parameters, lr, recipe.momentum, weight_decay=decay, nesterov=True)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, _warmup_cosine(epochs * len(loader), recipe.warmup))
     # the training images are few enough to be one batch of the sweeps
-    for _ in lifted.epochs(loader, epochs, sweep=[data.train]) if lifted else range(epochs):
+    for epoch in lifted.epochs(loader, epochs, sweep=[data.train]) if lifted else range(epochs):
+        sums: dict[str, float] = {}
         for x, y in loader:
-            loss = lifted.objective(x, y).total if lifted else F.cross_entropy(net(x), y)
+            terms = lifted.objective(x, y)._asdict() if lifted else {"total": F.cross_entropy(net(x), y)}
             optimizer.zero_grad()
-            loss.backward()
+            terms["total"].backward()
             optimizer.step()
             rate.step()
+            sums = {name: sums.get(name, 0.0) + float(value.detach()) for name, value in terms.items()}
         if on_epoch is not None:
-            on_epoch(accuracy(net, *data.val))
+            on_epoch(
+                {
+                    "epoch": epoch + 1,
+                    "loss": {name: value / len(loader) for name, value in sums.items()},
+                    "validation_accuracy": accuracy(net, *data.val) / 100,
+                    "rho": float(lifted.rho) if lifted else None,
+                    "lr": rate.get_last_lr()[0],
+                    "seam": _distances(lifted) if lifted else {},
+                }
+            )
     return net
+
+
+def _distances(net: ps.Lifted) -> dict[str, float]:
+    """How far the prototypes are from their nearest rivals."""
+    s_CK = net.prototypes.detach()
+    nearest_C = torch.cdist(s_CK, s_CK).fill_diagonal_(torch.inf).amin(1)
+    return {"prototype_gap_min": float(nearest_C.min()), "prototype_gap_mean": float(nearest_C.mean())}
 
 
 def _warmup_cosine(steps: int, warmup: float) -> Callable[[int], float]:
@@ -157,11 +175,15 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 class Watcher(Protocol):
     """Receives the progress of the runs."""
 
-    def epoch(self, name: str, val: float) -> None:
-        """Run ``name`` has finished an epoch with a validation accuracy of ``val`` %."""
+    def epoch(self, name: str, row: dict[str, Any], net: nn.Module, data: Data) -> None:
+        """Run ``name`` has finished an epoch; ``row`` has its losses and the validation accuracy."""
 
     def end(self, name: str, test: float, seconds: float) -> None:
         """Run ``name`` has finished."""
+
+
+def run_name(variant: str, seed: int) -> str:
+    return f"{variant}, seed {seed}"
 
 
 def run(
@@ -175,7 +197,8 @@ def run(
 
     def one(name: str, net: nn.Module, recipe: Recipe, epochs: int) -> dict[str, float]:
         begun = time.perf_counter()
-        train(net, data, recipe, epochs, on_epoch=partial(watcher.epoch, name) if watcher else None)
+        told = None if watcher is None else lambda row: watcher.epoch(name, row, net, data)
+        train(net, data, recipe, epochs, on_epoch=told)
         test = accuracy(net, *data.test)  # looked at once, after the last step
         seconds = time.perf_counter() - begun
         if watcher is not None:
@@ -183,13 +206,13 @@ def run(
         return {"test": test, "val": accuracy(net, *data.val), "seconds": round(seconds, 3)}
 
     runs = [
-        {"variant": v, "seed": seed, **one(f"{v}, seed {seed}", build(v, seed), RECIPES[v], epochs)}
+        {"variant": v, "seed": seed, **one(run_name(v, seed), build(v, seed), RECIPES[v], epochs)}
         for v in VARIANTS
         for seed in seeds
     ]
     flat = build("ProtoSeam", seeds[0], dim=2, covariance=ps.ExactCovariance(floor=PICTURE_FLOOR))
     assert isinstance(flat, ps.Lifted)
-    picture = one("the picture, k=2", flat, RECIPES["ProtoSeam"], PICTURE_EPOCHS * epochs)
+    picture = one(PICTURE, flat, RECIPES["ProtoSeam"], PICTURE_EPOCHS * epochs)
     config = {
         "data": {"name": "scikit-learn digits", **{name: len(y) for name, (_, y) in vars(data).items()}},
         "epochs": epochs,

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from protoseam.lab.engine.config import LiftConfig, RunConfig
@@ -51,7 +51,7 @@ class Scope:
     note: str = ""
 
     def config(self, name: str, seed: int, epochs: int | None = None) -> RunConfig:
-        """A recipe at a seed, with this scope's epochs (else ``epochs``, else the recipe's) and data folder."""
+        """Return a recipe at a seed, with this scope's epochs (else ``epochs``, else the recipe's) and data folder."""
         found = recipe(name)
         return dataclasses.replace(
             found, seed=seed, data_root=self.data_root, epochs=self.epochs or epochs or found.epochs
@@ -76,7 +76,7 @@ QUICK = Scope(
 
 
 def table_1(scope: Scope) -> list[Planned]:
-    """tab:main: every data set × network × variant × seed, a seed at a time so that tables fill evenly."""
+    """tab:main: every data set, network, variant and seed, seed by seed so that tables fill evenly."""
     return [
         (f"{data}-{model}-{variant}-{seed}", scope.config(f"{data}-{model}-{variant}", seed))
         for data in scope.datasets
@@ -97,7 +97,7 @@ def sweep_k(scope: Scope) -> list[Planned]:
 
 
 def sweep_name(scope: Scope, setting: str, value: int, seed: int) -> str:
-    """Where both settings are the usual ones, the run is Table 1's own: it is not trained twice."""
+    """Return the name of a sweep's run; at the usual settings it is Table 1's own, which is not trained twice."""
     usual = value == getattr(LiftConfig(), setting)
     return f"{scope.sweep}-protoseam-{seed}" if usual else f"sweep-{scope.sweep}-{setting}-{value}-{seed}"
 
@@ -145,12 +145,12 @@ def covariance(scope: Scope) -> list[Planned]:
 
 
 def grid_points(scope: Scope) -> list[tuple[float, float]]:
-    """Learning rate and weight decay of each point of Unlifted's own search."""
+    """Return learning rate and weight decay of each point of Unlifted's own search."""
     return list(itertools.product(scope.rates, scope.decays))
 
 
 def grid_name(scope: Scope, rate: float, decay: float) -> str:
-    """The point with Baseline's settings is Table 1's own run: it is not trained twice."""
+    """Return the name of a grid run; at Baseline's settings it is Table 1's own, which is not trained twice."""
     usual, seed = scope.config(f"{scope.grid}-unlifted", scope.seeds[0]).optim, scope.seeds[0]
     if (rate, decay) == (usual.lr, usual.weight_decay):
         return f"{scope.grid}-unlifted-{seed}"
@@ -203,13 +203,13 @@ _ORDER = (
 
 
 def agenda(parts: Sequence[str], scope: Scope) -> dict[str, tuple[str, RunConfig]]:
-    """Every run of these parts once, the most wanted first: name → the part that first asks for it, its config."""
+    """Return every run of these parts once, the most wanted first: name → the first part that has it, its config."""
     runs: dict[str, tuple[str, RunConfig]] = {}
     for part in parts:
         for name, config in PLANS[part](scope) if part in PLANS else []:
             runs.setdefault(name, (part, config))
 
     def rank(name: str) -> int:
-        return next((i for i, pattern in enumerate(_ORDER) if fnmatch(name, pattern)), _ORDER.index(""))
+        return next((i for i, pattern in enumerate(_ORDER) if fnmatchcase(name, pattern)), _ORDER.index(""))
 
     return {name: runs[name] for name in sorted(runs, key=rank)}

@@ -1,4 +1,4 @@
-"""From a study to its report: every table and figure, and an index that says what is missing.
+"""The report of a study: every table and figure, and an index of what is missing.
 
 Data in: the finished runs of a study and a scope; data out: files in one folder. Raw results are only read.
 """
@@ -37,7 +37,7 @@ def can_draw() -> bool:
 
 
 def part_tables(part: str, runs: Runs, scope: Scope, results: Path | None = None) -> dict[str, Table]:
-    """The tables of a part, by file name; empty for parts that are figures only.
+    """Return the tables of a part by file name; {} for parts that are figures only.
 
     ``results`` is where the covariance part finds runs and costs that were measured outside the study.
     """
@@ -72,13 +72,13 @@ def part_tables(part: str, runs: Runs, scope: Scope, results: Path | None = None
 
 
 def _refused_toy(runs: Runs, scope: Scope) -> str:
-    """Why the toy model's file does not count; nothing if it does."""
+    """Return why the toy model's file does not count, or "" if it does."""
     sizes = runs[TOY].get("samples"), runs[TOY].get("seeds")
     return "" if sizes == scope.toy else f"of {sizes[0]} samples and {sizes[1]} seeds"
 
 
 def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
-    """Draw a part's figures into ``folder``, those that have data; returns the files."""
+    """Draw those of a part's figures that have data into ``folder``; return the files."""
     from protoseam.lab.experiments import figures
     from protoseam.lab.experiments.drawing import save_figures
     from protoseam.lab.experiments.toy_figures import save_toy_figures
@@ -129,7 +129,7 @@ def write_report(
 
 
 def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], dict[str, str], int]:
-    """Runs of a part that are absent, those that are there but do not count and why, and how many it has."""
+    """Return the runs of a part that are absent, those that do not count and why, and how many it has."""
     if part == TOY:
         why = _refused_toy(runs, scope) if TOY in runs else ""
         return ([] if TOY in runs else [TOY]), ({TOY: why} if why else {}), 1
@@ -140,7 +140,7 @@ def shortfall(part: str, runs: Runs, scope: Scope) -> tuple[list[str], dict[str,
 
 
 def index(runs: Runs, scope: Scope) -> str:
-    """What of the study is there and what is not, run by run."""
+    """Return the report's index: how much of the study is there, its cost, and every run that is not."""
     lines = ["# Report", "", *([f"**{scope.note}**", ""] if scope.note else []), inventory(runs, scope)]
     lines += [tables.cost_line(runs), ""]
     for part in PARTS:
@@ -156,7 +156,7 @@ def index(runs: Runs, scope: Scope) -> str:
 
 
 def inventory(runs: Runs, scope: Scope) -> str:
-    """One line per part that has runs: how many are there."""
+    """Return one line per part that has runs: how many are there."""
     rows = []
     for part in PARTS:
         if part in PLANS and not PLANS[part](scope):

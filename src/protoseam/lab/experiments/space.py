@@ -1,6 +1,6 @@
-"""What a sweep searches: settings of a run, each with the values it may take.
+"""The space of a sweep: settings of a run, each with the values it may take.
 
-``optim.lr=loguniform:1e-3:1e-1`` and the like in, :class:`Choice` and :class:`Range` by setting out; all plain data.
+Data in: words such as ``optim.lr=loguniform:1e-3:1e-1``; data out: a :class:`Choice` or :class:`Range` per setting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Space = Mapping[str, Choice | Range]
 
 
 def parse_space(words: Sequence[str]) -> dict[str, Choice | Range]:
-    """``["lift.rho_max=choice:4,8,16", …]`` as a space."""
+    """Return the space of ``["lift.rho_max=choice:4,8,16", …]``."""
     space: dict[str, Choice | Range] = {}
     for word in words:
         key, equals, form = word.partition("=")
@@ -65,7 +65,7 @@ def _check_name(key: str) -> None:
         return
     if key in _FIXED:
         raise ConfigError(
-            f"{key} cannot be searched over: it decides what is measured. Start a sweep for each"
+            f"{key} cannot be searched over, because it decides what is measured: start one sweep per value"
         )
     by_part = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
     close = difflib.get_close_matches(key, by_part, n=1)
@@ -95,7 +95,7 @@ def _parse_form(word: str, form: str) -> Choice | Range:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false, null or a word; 1e-3 is a number here, which YAML would take for a word."""
+    """Return a number, a truth value, None or a word; 1e-3 is a number, which YAML takes for a word."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -105,11 +105,11 @@ def _value(text: str) -> Any:
 
 
 def grid(space: Space) -> list[dict[str, Any]]:
-    """Every combination, the first setting slowest."""
+    """Return every combination; the first setting changes slowest."""
     endless = [key for key, values in space.items() if isinstance(values, Range)]
     if endless:
         raise ConfigError(
-            f"{', '.join(endless)} is a range, and a grid needs a list: say how many points to try with --trials N, "
+            f"{', '.join(endless)} is a range, and a grid needs a list: give the number of points with --trials N, "
             "or list them (choice:…)"
         )
     lists = [values.values for values in space.values() if isinstance(values, Choice)]
@@ -117,7 +117,7 @@ def grid(space: Space) -> list[dict[str, Any]]:
 
 
 def suggest(trial: Trial, space: Space) -> dict[str, Any]:
-    """The trial's point: what was fixed for it or drawn before, and the sampler's idea for the rest."""
+    """Return the trial's point: what was fixed for it or drawn before, and the sampler's choice for the rest."""
     params: dict[str, Any] = {}
     for key, values in space.items():
         if isinstance(values, Choice):
@@ -130,7 +130,7 @@ def suggest(trial: Trial, space: Space) -> dict[str, Any]:
 
 
 def apply(config: RunConfig, params: Mapping[str, Any]) -> RunConfig:
-    """The config with these settings."""
+    """Return the config with these settings."""
     values = to_dict(config)
     for key, value in params.items():
         part, _, name = key.rpartition(".")
@@ -139,7 +139,7 @@ def apply(config: RunConfig, params: Mapping[str, Any]) -> RunConfig:
 
 
 def describe(space: Space) -> dict[str, Any]:
-    """The space as JSON, to compare with that of an earlier start."""
+    """Return the space as JSON, to compare with that of an earlier start."""
     return {
         key: list(values.values) if isinstance(values, Choice) else [values.kind, values.low, values.high]
         for key, values in space.items()

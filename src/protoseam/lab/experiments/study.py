@@ -1,10 +1,10 @@
-"""A study: many runs, one small JSON file each, in a directory that can be stopped, copied and merged.
+"""A study: many runs, one JSON file each, in a directory that can be copied and merged with others.
 
-``DIR/NAME.json`` is a finished run (config, metrics of every epoch, accuracies, environment, seconds);
-``DIR/unfinished/NAME/`` is one under way. Started again, a study skips what is done and picks up what was cut off.
+``DIR/NAME.json`` is a finished run (config, metrics of every epoch, accuracies, environment, cost);
+``DIR/unfinished/NAME/`` is one under way. Started again, a study skips what is done and resumes what was interrupted.
 
-Several workers may share DIR: a run belongs to whoever holds the lock of its directory. The kernel drops that lock
-with its process, so a run whose worker died is free again, and the next one goes on from its checkpoint.
+Several workers may share DIR: a run belongs to the worker that holds the lock of its directory. The kernel drops the
+lock with its process, so a run whose worker died is free again, and the next worker resumes it from its checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from protoseam.lab.engine.schemas import ROW, TOY, UNTESTED_ROW, problem
 from protoseam.lab.engine.session import Interrupted, train
 
 __all__ = [
-    "UNTESTED", "Planned", "StudyError", "done", "forget", "read_study", "run_study", "working_directory", "write_row",
+    "UNTESTED", "Planned", "StudyError", "done", "forget", "read_study", "run_study", "say_stopped",
+    "working_directory", "write_row",
 ]  # fmt: skip
 
 UNTESTED = "grid-"  # runs of that prefix are a search: the test data is taken away before they begin
@@ -63,9 +64,19 @@ def run_study(
 ) -> bool:
     """Run what the plan still lacks, one after the other; False if the budget ended it early.
 
-    Runs that another worker holds are left to it, and waited for at the end: should it die, they are taken over. A run
-    that diverges, whose data cannot be read, or whose directory holds one with other settings, stops no other: a
-    StudyError names it at the end, or a line on stderr if the end is not reached.
+    Runs that another worker holds are left to it. This worker waits for them at the end, and takes them over if the
+    other dies.
+
+    Args:
+        plan: names and configs, the most wanted first; an interrupted run comes before all others.
+        folder: the study's directory.
+        budget_seconds: save and stop within this time; None: no limit.
+        quiet: show no progress.
+
+    Raises:
+        StudyError: at the end, if runs diverged, have data that cannot be read, or have a directory that holds a run
+            with other settings. All other runs are finished then.
+        Interrupted: by the user; everything is saved.
     """
     refuse_torchrun("a study")
     deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
@@ -104,7 +115,7 @@ def run_study(
 
 
 def _claim(missing: list[Planned], folder: Path, failed: dict[str, str]) -> Claimed | None:
-    """Lock a run that nobody is at; one cut off earlier first: a checkpoint is half the work."""
+    """Lock a run that no worker holds; one that was interrupted comes first."""
     for name, config in sorted(missing, key=lambda item: not working_directory(folder, item[0]).exists()):
         directory = _claim_one(folder, name)
         if directory is None:
@@ -118,7 +129,7 @@ def _claim(missing: list[Planned], folder: Path, failed: dict[str, str]) -> Clai
 
 
 def _another(directory: RunDirectory, config: RunConfig) -> str:
-    """Why the unfinished run in a directory is not this one; nothing if it is, or if there is none yet."""
+    """Return why the unfinished run in a directory is not this one, or "" if it is or there is none yet."""
     if not (directory.path / "config.yaml").exists():
         return ""
     try:
@@ -145,7 +156,7 @@ def _claim_one(folder: Path, name: str) -> RunDirectory | None:
 
 
 def _run(claimed: Claimed, folder: Path, left: float, quiet: bool, failed: dict[str, str]) -> bool:
-    """Train what was claimed and keep its results; False if the budget ended it (with everything saved)."""
+    """Train what was claimed and keep its results; False if the budget ended it, with everything saved."""
     name, config, directory = claimed
     budget = None if math.isinf(left) else left
     try:
@@ -156,22 +167,29 @@ def _run(claimed: Claimed, folder: Path, left: float, quiet: bool, failed: dict[
     except (DivergedError, SeamError, DataError) as error:
         failed[name] = str(error)
     except Interrupted as stop:
-        if stop.by_user:
-            raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
-        if not quiet:
-            print(str(stop).partition(";")[0])
+        say_stopped(stop, quiet)
         return False
     finally:
         directory.close()
     return True
 
 
+def say_stopped(stop: Interrupted, quiet: bool) -> None:
+    """Print why training stopped; raise Interrupted again if the user asked for it."""
+    if stop.by_user:
+        raise Interrupted(
+            "interrupted: everything is saved, and the same command goes on", by_user=True
+        ) from stop
+    if not quiet:
+        print(str(stop).partition(";")[0])
+
+
 def write_row(folder: Path, name: str, directory: RunDirectory) -> dict[str, Any]:
-    """Put all that is worth keeping of a finished run into its one file, which appears whole."""
+    """Write the results of a finished run into its one file, which appears whole, and return them."""
     summary = directory.read_summary()
     assert summary is not None
     summary.pop("classes")
-    summary["config"]["data_root"] = None  # where the data lay on that machine is of no use on another
+    summary["config"]["data_root"] = None  # a path of this machine
     cost = read_cost(directory.path)
     row = {
         "name": name,
@@ -199,7 +217,7 @@ def _tidy(plan: Sequence[Planned], folder: Path) -> None:
 
 
 def read_study(folder: Path) -> dict[str, dict[str, Any]]:
-    """All finished runs of a study (or of several, copied together), by name."""
+    """Return all finished runs of a study, or of several copied together, by name."""
     return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
 
 

@@ -1,8 +1,8 @@
-"""A sweep: one search for each variant, by as many workers as are started on it, on validation accuracy alone.
+"""A sweep: one search per variant, by any number of workers, on validation accuracy alone.
 
-``DIR/VARIANT/`` is a study directory (see :mod:`protoseam.lab.experiments.study`) with a run for each slot and seed,
-``SLOT-SEED``; which slots are taken or done is the business of :mod:`protoseam.lab.experiments.sweep_queue`. A worker
-locks a slot's directories before it takes the slot's trial, and keeps them until the trial is told.
+``DIR/VARIANT/`` is a study directory (see :mod:`protoseam.lab.experiments.study`) with a run ``SLOT-SEED`` per slot and
+seed; :mod:`protoseam.lab.experiments.sweep_queue` knows which slots are taken or done. A worker locks a slot's
+directories before it takes the slot's trial, and keeps them until it has reported the trial.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOK_AGAIN = 1.0  # seconds between two looks at trials that other workers have
 
 @dataclass(frozen=True)
 class Search:
-    """The search of one variant: what is varied, around which config, and where its runs go."""
+    """The search of one variant: the settings that vary, the config they belong to, and the directory of its runs."""
 
     base: RunConfig
     space: Space
@@ -65,7 +65,7 @@ def plan_search(
 ) -> Search:
     """Queue up the search of ``base``'s variant: every combination, or ``trials`` points of the sampler's choice."""
     if not base.validation:
-        raise ConfigError("a sweep goes by validation accuracy, but validation=0 holds nothing out: use 0.1")
+        raise ConfigError("a sweep needs validation accuracy, but validation=0 holds nothing out: use 0.1")
     points = grid(space) if trials is None else [{} for _ in range(trials)]
     # where it runs may differ from machine to machine; everything else must not
     settings = to_dict(dataclasses.replace(resolved(base), data_root=None, device="auto"))
@@ -83,7 +83,7 @@ def run_sweep(
 ) -> bool:
     """Work until every slot of every search is done, by this worker or another; False if the budget ended it.
 
-    ``say(search, slot, row)`` hears of each trial this worker has finished.
+    ``say(search, slot, row)`` is called for each trial that this worker has finished.
     """
     refuse_torchrun("a sweep")
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
@@ -94,7 +94,7 @@ def run_sweep(
             claim = _claim(waiting, locks, say)
             if claim is not None and not _work(claim, deadline, quiet, say):
                 return False
-        if claim is None:  # what is left is in others' hands; should one of them die, its trial comes back
+        if claim is None:  # other workers have the rest; if one dies, its trial comes back
             time.sleep(_LOOK_AGAIN)
     _tidy(searches)
     return True
@@ -102,7 +102,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class _Claim:
-    """A trial this worker owns, and its runs, one a seed."""
+    """A trial that this worker owns, and its runs, one per seed."""
 
     search: Search
     slot: int
@@ -119,7 +119,7 @@ def _name(slot: int, seed: int) -> str:
 
 
 def _claim(waiting: list[tuple[Search, int, FrozenTrial]], locks: ExitStack, say: Say) -> _Claim | None:
-    """A trial for this worker, one with a checkpoint here first. Impossible ones end here."""
+    """Take a trial for this worker, one with a checkpoint here first. Impossible ones end here."""
     for search, slot, trial in sorted(waiting, key=lambda item: not _begun_here(item[0], item[1])):
         if search.queue.shared and trial.state.name == "RUNNING":
             continue
@@ -151,7 +151,7 @@ def _begun_here(search: Search, slot: int) -> bool:
 
 
 def _lock(search: Search, slot: int, locks: ExitStack) -> list[RunDirectory] | None:
-    """The slot's directories, all of them, or None while another worker of this machine has one."""
+    """Return all directories of the slot, locked, or None while another worker of this machine has one."""
     try:
         return [
             locks.enter_context(RunDirectory.claim(study.working_directory(search.folder, _name(slot, seed))))
@@ -162,22 +162,19 @@ def _lock(search: Search, slot: int, locks: ExitStack) -> list[RunDirectory] | N
 
 
 def _work(claim: _Claim, deadline: float | None, quiet: bool, say: Say) -> bool:
-    """Train, tell and clear up; False if it was interrupted, with everything saved."""
+    """Train a trial and report it; False if it was interrupted, with everything saved."""
     try:
         with heartbeats(claim.search.queue.storage, [claim.trial]):
             _finish(claim, _train(claim, deadline, quiet), say)
     except Interrupted as stop:
         claim.search.queue.give_back(claim.trial)
-        if stop.by_user:
-            raise Interrupted("interrupted: all is saved, the same command goes on", by_user=True) from stop
-        if not quiet:
-            print(str(stop).partition(";")[0])
+        study.say_stopped(stop, quiet)
         return False
     return True
 
 
 def _train(claim: _Claim, deadline: float | None, quiet: bool) -> str | None:
-    """Train a trial's runs, one after the other; None, or why one diverged."""
+    """Train a trial's runs, one after the other; return None, or why one diverged."""
     try:
         for config, directory in claim.runs:
             left = None if deadline is None else deadline - time.monotonic()
@@ -188,7 +185,7 @@ def _train(claim: _Claim, deadline: float | None, quiet: bool) -> str | None:
 
 
 def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
-    """Keep the results, tell the value, and only then let go of the directories."""
+    """Keep the results, report the value, and then remove the directories."""
     search, value = claim.search, None
     notes: dict[str, Any] = {"diverged": diverged}
     if diverged is None:
@@ -198,8 +195,8 @@ def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
         slowed = [row["rate_scale"] for row in rows if "rate_scale" in row]
         if None in accuracies:
             raise ConfigError(
-                f"validation={search.base.validation:g} holds none of these few samples out, and a sweep goes by "
-                "validation accuracy: raise it, with another --out"
+                f"validation={search.base.validation:g} holds none of these few samples out, and a sweep needs "
+                "validation accuracy: raise it, and choose another --out"
             )
         if slowed:  # another learning rate's accuracy is not this one's
             notes = {"diverged": f"diverged, and went on with learning rates times {min(slowed):g}"}
@@ -213,7 +210,7 @@ def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
 
 
 def _tidy(searches: Sequence[Search]) -> None:
-    """Remove directories whose worker died between telling and clearing up."""
+    """Remove directories whose worker died between reporting and removing them."""
     for search in searches:
         for slot in search.queue.finished():
             names = [_name(slot, seed) for seed in search.seeds]

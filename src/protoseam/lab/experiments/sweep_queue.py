@@ -1,18 +1,18 @@
-"""The trials of a sweep as an Optuna study that any number of workers draw from, each point run once.
+"""The trials of a sweep as an Optuna study from which any number of workers draw, each point run once.
 
 A sweep has a fixed number of *slots*: a grid point each, or a point for the sampler to choose. A slot is one Optuna
-trial that waits, runs, and is complete (or pruned: it diverged). Optuna's storage owns all of this state.
+trial that waits, runs, and is complete (or pruned: it diverged). Optuna's storage holds all of this state.
 
-What Optuna 5 leaves to chance, by its code, and what is done here:
+Four gaps in Optuna 5's code are closed here:
 
-- Its grid sampler deals out points at random and may deal one twice. All slots are queued when a sweep starts, by
-  every worker alike; if two queue the same slot at once, the trial with the lower number counts and the other is
-  never run. Numbers are given under a lock on the study, so whoever sees the higher one sees the lower one as well.
-- On SQLite two workers can both take a waiting trial (measured with three workers: 2 of 100): read and write were two
-  transactions. Here every transaction on SQLite takes the write lock first.
-- A trial whose worker died before its first heartbeat is never noticed. Here the heartbeat comes before the claim.
+- Its grid sampler draws points at random and may draw one twice. Here every worker queues all slots at the start.
+  If two queue the same slot at once, the trial with the lower number counts and the other is never run. Numbers are
+  given under a lock on the study, so a worker that sees the higher one sees the lower one as well.
+- On SQLite two workers can both take a waiting trial (measured with three workers: 2 of 100), because it reads and
+  writes in two transactions. Here every transaction on SQLite takes the write lock first.
+- It never notices a trial whose worker died before its first heartbeat. Here the heartbeat comes before the claim.
 - Its retry callback fails the old trial and then queues the new one; a worker killed in between loses the slot. Here
-  a slot without a trial that waits, runs or is finished is queued again, by whoever notices first.
+  the first worker that finds a slot without a trial that waits, runs or is finished queues it again.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ALREADY_FINISHED = RuntimeError  # what Optuna raises when a finished trial is 
 
 
 class SweepError(ProtoSeamError, RuntimeError):
-    """The sweep's storage cannot be used, or Optuna is not there."""
+    """The sweep's storage cannot be used, or Optuna is not installed."""
 
 
 def open_storage(url: str, heartbeat: int) -> RDBStorage:
-    """Connect, making the tables where there are none; ``heartbeat`` in seconds."""
+    """Connect to a storage and make its tables if there are none; ``heartbeat`` in seconds."""
     try:
         from optuna.logging import WARNING, set_verbosity
         from optuna.storages import RDBStorage
@@ -93,7 +93,7 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
 
 @contextmanager
 def _experiments() -> Iterator[None]:
-    """Optuna warns of features that may change; which ones depends on its version."""
+    """Ignore Optuna's warnings of features that may change, which depend on its version."""
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():
@@ -107,7 +107,7 @@ def _failed(trial: FrozenTrial) -> bool:
 
 @dataclass
 class Queue:
-    """One Optuna study and what its slots are to be; ``shared``: its workers need not share a file system."""
+    """One Optuna study and the points of its slots; ``shared``: its workers need not share a file system."""
 
     study: Study
     storage: RDBStorage
@@ -115,7 +115,7 @@ class Queue:
     shared: bool
 
     def trials(self) -> list[list[FrozenTrial]]:
-        """The trials of each slot, oldest first, as the storage has them now."""
+        """Return the trials of each slot, oldest first, as the storage has them now."""
         slots: list[list[FrozenTrial]] = [[] for _ in self.points]
         for trial in sorted(self.study.get_trials(deepcopy=False), key=lambda t: t.number):
             slot = trial.user_attrs.get("slot", len(slots))
@@ -124,7 +124,7 @@ class Queue:
         return slots
 
     def finished(self) -> dict[int, FrozenTrial]:
-        """The trial that counts of each slot that is done."""
+        """Return the trial that counts of each slot that is done."""
         found: dict[int, FrozenTrial] = {}
         for slot, trials in enumerate(self.trials()):
             for trial in trials:
@@ -133,7 +133,7 @@ class Queue:
         return found
 
     def refill(self) -> dict[int, FrozenTrial]:
-        """Queue every slot that has no trial waiting, running or finished; returns the trials still to be done."""
+        """Queue every slot that has no trial waiting, running or finished; return the trials still to be done."""
         if self.shared:
             self._fail_the_dead()
         # until one look finds nothing missing: others fail trials, too, between a look and the next
@@ -166,7 +166,7 @@ class Queue:
             fail_stale_trials(self.study)
 
     def take(self, trial: FrozenTrial, seed: int) -> Trial | None:
-        """Make the trial this worker's, or None: another was faster. The caller holds the slot's directory."""
+        """Give the trial to this worker; None if another was faster. The caller holds the slot's directory."""
         import optuna
 
         now = self.storage.get_trial(trial._trial_id)
@@ -179,7 +179,7 @@ class Queue:
                 self.storage.record_heartbeat(trial._trial_id)
                 if not self.storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.RUNNING):
                     return None
-            # a seed a slot: the first points are then the same however many workers there are
+            # one seed per slot: the first points are then the same for any number of workers
             with _experiments():
                 self.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
             return optuna.trial.Trial(self.study, trial._trial_id)
@@ -201,7 +201,7 @@ class Queue:
         return True
 
     def give_back(self, trial: Trial) -> None:
-        """Let another worker have a trial that is cut off; on one file system its directory says so already."""
+        """Let another worker have an interrupted trial; on one file system its directory shows that already."""
         if self.shared:
             self._withdraw([trial])
             self.refill()
@@ -210,7 +210,7 @@ class Queue:
 def open_queue(
     storage: RDBStorage, name: str, points: Sequence[dict[str, Any]], shared: bool, settings: dict[str, Any]
 ) -> Queue:
-    """The study of this name, made by whoever comes first; refused if it was started with other settings."""
+    """Return the study of this name, made by the first worker; refuse one that was started with other settings."""
     import optuna
 
     study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
@@ -219,11 +219,8 @@ def open_queue(
         study.set_user_attr("settings", settings)
     elif before != settings:
         keys = sorted(before.keys() | settings.keys())
-        changed = [
-            f"{k}: was {before.get(k)}, is {settings.get(k)}"
-            for k in keys
-            if before.get(k) != settings.get(k)
-        ]
+        pairs = [(k, before.get(k), settings.get(k)) for k in keys]
+        changed = [f"{k}: was {was}, is {now}" for k, was, now in pairs if was != now]
         raise ConfigError(
             f"the sweep {name} was started with other settings ({'; '.join(changed)}). Choose another --out "
             "(and --name, in a shared storage), or start with the settings it has"
@@ -233,7 +230,7 @@ def open_queue(
 
 @contextmanager
 def heartbeats(storage: RDBStorage, trials: Sequence[Trial]) -> Iterator[None]:
-    """Tell the others, as often as the storage was opened for, that these trials are being worked on."""
+    """Record heartbeats of these trials, at the storage's interval, while the context is open."""
     interval = storage.get_heartbeat_interval()
     assert interval is not None
     ended = threading.Event()
@@ -241,7 +238,7 @@ def heartbeats(storage: RDBStorage, trials: Sequence[Trial]) -> Iterator[None]:
     def beat() -> None:
         while not ended.wait(interval):
             for trial in trials:
-                # a storage that is away for a moment is no reason to stop training; the next beat may reach it
+                # training goes on if the storage does not answer; the next beat may reach it
                 with suppress(Exception):
                     storage.record_heartbeat(trial._trial_id)
 

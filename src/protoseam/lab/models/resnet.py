@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protoseam.errors import ArgumentError
+
 
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut (He et al. 2016, figure 2).
@@ -50,7 +52,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if not widths or len(widths) != len(blocks):
-            raise ValueError(
+            raise ArgumentError(
                 f"ResNet got {len(widths)} widths and {len(blocks)} block counts: give one each a stage"
             )
         self.stem = nn.Sequential(

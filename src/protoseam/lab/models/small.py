@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from protoseam.errors import ArgumentError
+
 
 class ConvNet(nn.Module):
     """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, then `fc`."""
@@ -15,7 +17,7 @@ class ConvNet(nn.Module):
     def __init__(self, num_classes: int, in_channels: int, image_size: int, widths: tuple[int, int]) -> None:
         super().__init__()
         if image_size < 4:
-            raise ValueError(f"image_size={image_size} is too small to be halved twice; give at least 4")
+            raise ArgumentError(f"image_size={image_size} is too small to be halved twice; give at least 4")
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, widths[0], 3, padding=1),
             nn.ReLU(),

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protoseam.errors import ArgumentError
+
 Pool = Literal["mean", "cls"]
 Stem = Literal["patch", "conv"]
 Init = Literal["trunc_normal", "torch"]
@@ -44,7 +46,7 @@ class ConvStem(nn.Module):
         super().__init__()
         halvings = patch.bit_length() - 1
         if patch != 1 << halvings or dim % patch:
-            raise ValueError(
+            raise ArgumentError(
                 f"a convolutional stem halves the image: patch={patch} must be a power of two"
                 f" that divides dim={dim}"
             )
@@ -76,7 +78,7 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
         if dim % heads:
-            raise ValueError(f"dim={dim} does not divide into heads={heads}")
+            raise ArgumentError(f"dim={dim} does not divide into heads={heads}")
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
@@ -140,16 +142,16 @@ class VisionTransformer(nn.Module):
         super().__init__()
         for name, size in (("patch", patch), ("dim", dim), ("heads", heads), ("mlp", mlp)):
             if size < 1:
-                raise ValueError(f"{name}={size} must be at least 1")
+                raise ArgumentError(f"{name}={size} must be at least 1")
         if image_size % patch:
-            raise ValueError(f"image_size={image_size} does not divide into patches of {patch}")
+            raise ArgumentError(f"image_size={image_size} does not divide into patches of {patch}")
         for name, value, known in (
             ("pool", pool, ("mean", "cls")),
             ("stem", stem, ("patch", "conv")),
             ("init", init, ("trunc_normal", "torch")),
         ):
             if value not in known:
-                raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(known)}")
+                raise ArgumentError(f"{name}={value!r} is not known; choose one of {', '.join(known)}")
         tokens = (image_size // patch) ** 2 + (pool == "cls")
         self.pool = pool
         self.stem = (PatchStem if stem == "patch" else ConvStem)(in_channels, patch, dim)

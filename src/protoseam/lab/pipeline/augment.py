@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
 from protoseam.lab.pipeline.counter_rng import bernoulli, random_words, uniform, uniform_integer
 from protoseam.lab.pipeline.randaugment import OPS, RandAugment, check_images, photometric, table, warp
 
@@ -49,11 +50,11 @@ class Erase:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
-            raise ValueError(f"Erase: probability={self.probability} is outside [0, 1]")
+            raise ArgumentError(f"Erase: probability={self.probability} is outside [0, 1]")
         if not 0.0 <= self.area[0] <= self.area[1] <= 1.0:
-            raise ValueError(f"Erase: area={self.area} is not an increasing pair of shares in [0, 1]")
+            raise ArgumentError(f"Erase: area={self.area} is not an increasing pair of shares in [0, 1]")
         if not 0.0 < self.aspect[0] <= self.aspect[1]:
-            raise ValueError(f"Erase: aspect={self.aspect} is not an increasing pair of positive ratios")
+            raise ArgumentError(f"Erase: aspect={self.aspect} is not an increasing pair of positive ratios")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if self.crop_padding < 0:
-            raise ValueError(f"Augmentation: crop_padding={self.crop_padding} is negative; use 0 for no crop")
+            raise ArgumentError(
+                f"Augmentation: crop_padding={self.crop_padding} is negative; use 0 for no crop"
+            )
 
     @classmethod
     def none(cls) -> Augmentation:
@@ -132,7 +135,9 @@ def _channel_vector(
 ) -> Tensor:
     """(C, 1, 1) float64, filled on the device: copying a list there would make the host wait."""
     if len(values) != channels:
-        raise ValueError(f"normalise: {name} has {len(values)} values for {channels} channels; give one each")
+        raise ArgumentError(
+            f"normalise: {name} has {len(values)} values for {channels} channels; give one each"
+        )
     if isinstance(values, Tensor):
         return values.to(device, torch.float64).view(-1, 1, 1)
     filled = [torch.full((1, 1), float(value), dtype=torch.float64, device=device) for value in values]
@@ -158,7 +163,7 @@ def scale_and_shift(
     mean_C11 = _channel_vector(mean, channels, device, "mean")
     std_C11 = _channel_vector(std, channels, device, "std")
     if not isinstance(std, Tensor) and min(std) <= 0.0:
-        raise ValueError(
+        raise ArgumentError(
             f"normalise: std={tuple(std)} is not positive; give each channel's on the scale of [0, 1]"
         )
     return (1.0 / (255.0 * std_C11)).to(torch.float32), (mean_C11 / std_C11).to(torch.float32)
@@ -216,7 +221,7 @@ def augment(
     check_images(images_BCHW, "augment")
     B, C, H, W = images_BCHW.shape
     if indices_B.shape != (B,):
-        raise ValueError(
+        raise ArgumentError(
             f"augment: {B} images but indices of shape {tuple(indices_B.shape)}; give one index each"
         )
     channels_last = (

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["bernoulli", "philox4x32", "random_words", "uniform", "uniform_integer"]
 
 _MASK = 0xFFFFFFFF
@@ -44,12 +46,12 @@ def _scalar(value: int | Tensor, name: str, device: torch.device) -> Tensor:
     """A 0-dim int64 tensor; an integer is filled in on the device, a tensor is never read by the host."""
     if isinstance(value, Tensor):
         if value.ndim != 0 or value.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
+            raise ArgumentError(
                 f"random_words: {name} is a {tuple(value.shape)} {value.dtype} tensor; pass a 0-dim int64 one"
             )
         return value.to(torch.int64)
     if not 0 <= value < 2**63:
-        raise ValueError(f"random_words: {name}={value} is outside [0, 2^63); pass a non-negative integer")
+        raise ArgumentError(f"random_words: {name}={value} is outside [0, 2^63); pass a non-negative integer")
     return torch.full((), value, dtype=torch.int64, device=device)
 
 
@@ -61,7 +63,7 @@ def random_words(indices_B: Tensor, *, seed: int | Tensor, epoch: int | Tensor, 
     compiled caller then serves every run and epoch with one graph.
     """
     if indices_B.ndim != 1 or indices_B.dtype != torch.int64:
-        raise ValueError(
+        raise ArgumentError(
             f"random_words: indices are {tuple(indices_B.shape)} {indices_B.dtype}; pass (B,) int64 positions"
         )
     seed_word = _scalar(seed, "seed", indices_B.device)

@@ -26,6 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protoseam.errors import ArgumentError
+
 __all__ = ["OPS", "RandAugment", "apply_op", "photometric", "warp"]
 
 # torchvision's operations in its order, so that a drawn number means the same operation
@@ -47,9 +49,9 @@ class RandAugment:
 
     def __post_init__(self) -> None:
         if self.num_ops < 0:
-            raise ValueError(f"RandAugment: num_ops={self.num_ops} is negative; use 0 for no operation")
+            raise ArgumentError(f"RandAugment: num_ops={self.num_ops} is negative; use 0 for no operation")
         if self.bins < 2 or not 0 <= self.magnitude < self.bins:
-            raise ValueError(
+            raise ArgumentError(
                 f"RandAugment: magnitude={self.magnitude} is no bin of bins={self.bins}; "
                 f"take bins >= 2 and 0 <= magnitude < bins"
             )
@@ -322,7 +324,7 @@ def apply_op(
     check_images(images_BCHW, "apply_op")
     batch = images_BCHW.shape[0]
     if op_B.shape != (batch,) or negative_B.shape != (batch,) or negative_B.dtype != torch.bool:
-        raise ValueError(
+        raise ArgumentError(
             f"apply_op: {batch} images with op_B {tuple(op_B.shape)} and negative_B {tuple(negative_B.shape)} "
             f"{negative_B.dtype}; pass one int64 operation and one bool sign per image"
         )
@@ -334,7 +336,7 @@ def apply_op(
 def check_images(images_BCHW: Tensor, caller: str) -> None:
     """Refuse anything but a (B, 1 or 3, H, W) uint8 batch."""
     if images_BCHW.ndim != 4 or images_BCHW.shape[1] not in (1, 3) or images_BCHW.dtype != torch.uint8:
-        raise ValueError(
+        raise ArgumentError(
             f"{caller}: images are {tuple(images_BCHW.shape)} {images_BCHW.dtype}; "
             f"pass a (B, 1 or 3, H, W) uint8 tensor of levels 0 to 255"
         )

@@ -30,7 +30,11 @@ function lineChart(chart, W = 340, H = 190) {
   const values = names.flatMap((n) => chart.series[n]).filter((v) => v !== null);
   const change = chart.log ? Math.log : (v) => v;
   let low = Math.min(...values), high = Math.max(...values);
-  if (!chart.log && low > 0 && low < 0.5 * high) low = 0;
+  if (chart.cut && values.length > 20) { // where the settings differ, not where they start
+    const sorted = [...values].sort((a, b) => a - b);
+    low = Math.max(low, high - 2.5 * (high - sorted[Math.floor(0.25 * sorted.length)]), 0);
+  }
+  else if (!chart.log && low > 0 && low < 0.5 * high) low = 0;
   if (low === high) { low -= Math.abs(low) * 0.1 || 1; high += Math.abs(high) * 0.1 || 1; if (chart.log) low = Math.max(low, high / 10); }
   const first = epochs[0], last = epochs[epochs.length - 1];
   const x = (e) => LEFT + (W - LEFT - RIGHT) * (last === first ? 0.5 : (e - first) / (last - first));
@@ -59,7 +63,7 @@ function lineChart(chart, W = 340, H = 190) {
       let path = "", pen = "M";
       chart.series[name].forEach((v, j) => {
         if (v === null) return;
-        path += `${pen}${x(epochs[j]).toFixed(1)},${y(v).toFixed(1)}`;
+        path += `${pen}${x(epochs[j]).toFixed(1)},${Math.min(y(v), H - BOTTOM).toFixed(1)}`;
         pen = "L";
       });
       const only = chart.series[name].filter((v) => v !== null).length === 1;
@@ -86,7 +90,7 @@ function lineChart(chart, W = 340, H = 190) {
     names.forEach((name, i) => {
       const v = chart.series[name][near];
       if (v === null) return;
-      marks.append(make("circle", { cx: x(epochs[near]), cy: y(v), r: 3.5, fill: pick(i), stroke: css("--paper") }));
+      marks.append(make("circle", { cx: x(epochs[near]), cy: Math.min(y(v), H - BOTTOM), r: 3.5, fill: pick(i), stroke: css("--paper") }));
       told.push(`${names.length > 1 ? `${name} ` : ""}${show(v)}${chart.unit && ` ${chart.unit}`}`);
     });
     tip(`epoch ${epochs[near]}: ${told.join(", ")}`, event);

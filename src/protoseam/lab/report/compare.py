@@ -168,14 +168,14 @@ def _mean_seconds(group: Group) -> float | None:
 
 
 def _charts(blocks: dict[str, list[Group]]) -> Markup:
-    lead = "The mean over the seeds of each setting. Point at a curve to read its values."
+    lead = "The mean over the seeds of each setting; the first epochs may lie below the picture."
     if any(len(groups) > _DRAWN for groups in blocks.values()):
         lead += f" Of many settings the {_DRAWN} with the highest last validation accuracy are drawn."
     return section(
         "compare",
         "Curves side by side",
         tag("div", id="compare-grid", class_="grid broad"),
-        short="Curves",
+        short="Side by side",
         lead=lead,
     )
 
@@ -214,7 +214,7 @@ def _settings(groups: list[Group]) -> Markup:
         "differing",
         "Which settings differ",
         table("Settings that differ", ["Setting", *names], rows),
-        short="Settings",
+        short="Differences",
         lead="All other settings are the same. An empty cell means that the variant does not have the setting.",
     )
 

@@ -37,6 +37,7 @@ class Gathered:
     latents: dict[str, Tensor] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
     place: Path | None = None  # of a run's directory
+    command: str = ""  # that trains it again, where protoseam train does not
 
     @property
     def test(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,12 @@ def tiles(run: Gathered) -> Markup:
     shown.append(("Training time", duration(run.seconds)))
     if run.summary.get("parameters"):
         shown.append(("Parameters", f"{run.summary['parameters']:,}"))
+    return _pairs(shown, "tiles")
+
+
+def _pairs(shown: list[tuple[str, str]], kind: str) -> Markup:
     return tag(
-        "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in shown), class_="tiles"
+        "ul", *(tag("li", tag("span", name), tag("strong", value)) for name, value in shown), class_=kind
     )
 
 
@@ -296,7 +301,7 @@ def command_of(config: dict[str, Any]) -> str:
     for key, value in settings_of(config).items():
         if value == usual.get(key) or value is None or key == "data_root":
             continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
+        text = value if isinstance(value, str) else json.dumps(value)
         words += [f"--{key}", text]
     return shlex.join(words)
 
@@ -317,7 +322,11 @@ def _about(run: Gathered) -> Markup:
     if run.summary.get("rate_scale"):
         facts.append(("Learning rates", f"times {run.summary['rate_scale']:g}, after it diverged"))
     command = tag(
-        "pre", tag("code", command_of(run.config)), tabindex="0", role="region", aria_label="Command"
+        "pre",
+        tag("code", run.command or command_of(run.config)),
+        tabindex="0",
+        role="region",
+        aria_label="Command",
     )
     heads = ["Setting", "Value", "Against the default"]
     return section(
@@ -326,7 +335,7 @@ def _about(run: Gathered) -> Markup:
         tag("h3", "To repeat it"),
         command,
         tag("h3", "Data and environment"),
-        tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in facts), class_="facts"),
+        _pairs(facts, "facts"),
         tag(
             "details",
             tag("summary", f"All {len(settings)} settings"),

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protoseam.errors import DataWarning
@@ -17,6 +17,7 @@ from protoseam.lab.pipeline.augment import Augmentation
 from protoseam.lab.pipeline.resident import Resident, _equal_chunks
 
 
+@settings(deadline=None)  # a hundred thousand chunks take their time on a busy machine
 @given(st.integers(1, 100_000), st.integers(1, 8000))
 def test_chunks_have_one_size_and_cover_everything(total: int, most: int) -> None:
     chunks = list(_equal_chunks(total, most))
