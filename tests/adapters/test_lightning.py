@@ -155,12 +155,20 @@ def test_it_is_the_plain_loop(accumulated: int, tmp_path: Path) -> None:
     ids=["steps", "steps that end within an epoch", "accumulated steps", "told"],
 )
 def test_rho_rises_over_what_the_trainer_will_do(
-    limits: dict[str, int], callback: SeamCallback, expected: list[float], tmp_path: Path
+    limits: dict[str, int],
+    callback: SeamCallback,
+    expected: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = Module()
+    module, refreshed_at = Module(), []
+    refresh = module.net.refresh
+    monkeypatch.setattr(
+        module.net, "refresh", lambda data: (refresh(data), refreshed_at.append(len(module.seen)))
+    )
     trainer(tmp_path, callback, **limits).fit(module, loader())
     assert [rho for rho, _ in module.seen] == pytest.approx(expected)
-    assert module.net._checks._loop.since_refresh == 0
+    assert refreshed_at == [6, len(expected)]  # also where max_steps ends an epoch early
 
 
 def test_endless_training_must_say_how_long(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("elsewhere")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec")  # Lightning's use of torch
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")  # Lightning's advice
 @pytest.mark.parametrize("name", NAMES)
 def test_the_code_of_a_page_runs(name: str) -> None:
     document = Document.parse(

@@ -45,7 +45,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
             ``(n, height, width)`` or ``(n, channels, height, width)`` are images without it.
         dim: width of the seam; :func:`protoseam.lift`'s default unless given.
         lr: learning rate of N1 at the start; the seam learns thirty times faster (``net.param_groups``).
-        weight_decay: of AdamW, for N1; torch's default.
+        weight_decay: of N1; AdamW's own default in torch. The seam has none.
         epochs: passes over the data.
         batch_size: rows per step at most. Small data get smaller batches, so that an epoch has ten steps.
         validation_fraction: share of the data (stratified) to hold out for early stopping; None trains all epochs on
@@ -140,7 +140,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
     ) -> None:
         net = self._network(x).to(self.device)
         batches = _Batches(x, y, weight, self.batch_size)
-        optimizer = torch.optim.AdamW(net.param_groups(lr=self.lr, weight_decay=self.weight_decay))
+        optimizer = torch.optim.AdamW(net.param_groups(lr=self.lr), weight_decay=self.weight_decay)
         steps = self.epochs * len(batches)
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps))
