@@ -158,6 +158,21 @@ def test_groups_are_named_by_what_differs() -> None:
     ]
 
 
+def test_trials_of_a_sweep_are_compared_by_validation_accuracy() -> None:
+    trials = [
+        dataclasses.replace(
+            run,
+            config={**run.config, "optim": {**run.config["optim"], "lr": 0.1 * (1 + i % 3)}, "seed": 1},
+            summary={"test_accuracy": None, "validation_accuracy": 0.5 + i / 100},
+        )
+        for i, run in enumerate(several()[3:])
+    ]
+    text = page(trials)
+    assert "Validation accuracy, %" in text
+    assert "Test accuracy, %" not in text
+    assert re.search(r"protoseam, lr 0.3</th><td>1</td><td>52.00", text)
+
+
 def test_latents_of_other_classes_are_refused(run: Path, tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "classes": ["a", "b"]}))
