@@ -57,6 +57,7 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_never_stopped(
     halfway: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts, there = tmp_path / "parts", tmp_path / "there"
+    before = RunDirectory(halfway / "unfinished" / "protoseam").read_metrics()[:2]
     assert main(["bundle", "pack", str(halfway), str(parts), "--part-mib", "0.004"]) == 0
     sizes = [path.stat().st_size for path in parts.glob("part-*")]
     assert len(sizes) > 2
@@ -66,6 +67,7 @@ def test_a_run_goes_on_elsewhere_as_if_it_had_never_stopped(
     assert study.run_study(PLAN, there, quiet=True)
     assert study.run_study(PLAN, tmp_path / "whole", quiet=True)
     moved, whole = (study.read_study(folder) for folder in (there, tmp_path / "whole"))
+    assert moved["protoseam"]["metrics"][:2] == before  # seconds and all: these epochs were not trained again
     for name, row in whole.items():
         assert moved[name]["test_accuracy"] == row["test_accuracy"]
         assert [epoch["loss"] for epoch in moved[name]["metrics"]] == [
