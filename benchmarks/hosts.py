@@ -141,8 +141,54 @@ def fabric(task: Task, network: nn.Module, seed: int) -> nn.Module:
     return net.deploy(fold=True)
 
 
+def huggingface(task: Task, network: nn.Module, seed: int) -> nn.Module:
+    from transformers import Trainer, TrainingArguments
+
+    from protoseam.adapters.huggingface import LiftedForTrainer, SeamCallback
+
+    # nn.Sequential's forward calls its argument input
+    rows = [{"input": x, "labels": int(y)} for x, y in zip(task.x_train, task.y_train, strict=True)]
+    lifted = LiftedForTrainer(ps.lift(network, num_classes=task.classes))
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            folder,
+            num_train_epochs=EPOCHS,
+            per_device_train_batch_size=BATCH,
+            learning_rate=LR,
+            weight_decay=0.01,  # AdamW's own default
+            lr_scheduler_type="cosine",
+            seed=seed,
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        optimizers = lifted.optimizers(args)
+        Trainer(lifted, args, train_dataset=rows, callbacks=[SeamCallback()], optimizers=optimizers).train()
+    return lifted.deploy()
+
+
+def timm(task: Task, network: nn.Module, seed: int) -> nn.Module:
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import create_scheduler_v2
+
+    from protoseam.adapters.timm import LiftedTask
+
+    net, loader, *_ = parts(task, network)
+    training = LiftedTask(net)
+    optimizer = create_optimizer_v2(net.param_groups(lr=LR), opt="adamw", weight_decay=0.01)
+    scheduler, _ = create_scheduler_v2(optimizer, sched="cosine", num_epochs=EPOCHS)
+    for epoch in net.epochs(loader, EPOCHS):
+        for x, y in loader:
+            loss = training(x, y)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        scheduler.step(epoch + 1)
+    return training.deploy()
+
+
 HOSTS: dict[str, Callable[[Task, nn.Module, int], nn.Module]] = {
-    f.__name__: f for f in (plain, sklearn, lightning, accelerate, fabric)
+    f.__name__: f for f in (plain, sklearn, lightning, accelerate, fabric, huggingface, timm)
 }
 
 

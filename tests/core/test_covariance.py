@@ -288,7 +288,7 @@ def test_blocks_of_classes_change_nothing(
         sizes.append(len(matrices))
         return factorize(matrices, sigma0)
 
-    monkeypatch.setattr(covariance, "_BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(covariance, "BLOCK_ELEMENTS", elements)
     monkeypatch.setattr(covariance, "factorize", spy)
     blocks = class_factors(z, y, C, floor)
     for a, b in zip(whole, blocks, strict=True):
@@ -298,7 +298,7 @@ def test_blocks_of_classes_change_nothing(
 
 
 def test_a_block_is_16_mebibytes() -> None:
-    assert covariance._BLOCK_ELEMENTS * 8 == 16 * 2**20
+    assert covariance.BLOCK_ELEMENTS * 8 == 16 * 2**20
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "shared"])
@@ -307,7 +307,7 @@ def test_structures_without_matrices_a_class_are_never_cut(
 ) -> None:
     z, y = data()
     whole = class_factors(z, y, C, 0.2, structure=structure)
-    monkeypatch.setattr(covariance, "_BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(covariance, "BLOCK_ELEMENTS", 1)
     for a, b in zip(class_factors(z, y, C, 0.2, structure=structure), whole, strict=True):
         assert torch.equal(a, b)
 

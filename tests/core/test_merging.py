@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from protoseam.core import Moments, class_moments, covariance, empty_moments, merge_batch_, merge_moments
-from protoseam.core.covariance import Structure, between_scatter, normalise_scatter
+from protoseam.core import Moments, class_moments, empty_moments, merge_batch_, merge_moments, merging
+from protoseam.core.covariance import Structure, normalise_scatter
+from protoseam.core.merging import between_scatter
 
 C, K = 4, 3
 STRUCTURES: list[Structure] = ["full", "diagonal", "shared"]
@@ -183,7 +184,7 @@ def test_blocks_of_classes_change_nothing(monkeypatch: pytest.MonkeyPatch, eleme
         sizes.append(len(self))
         return baddbmm_(self, *matrices)
 
-    monkeypatch.setattr(covariance, "_BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(merging, "BLOCK_ELEMENTS", elements)
     monkeypatch.setattr(Tensor, "baddbmm_", spy)
     assert close(merged(parts, window=8.0), whole)
     step = max(1, elements // (K * 9))

@@ -112,10 +112,11 @@ def test_the_summary_is_mean_spread_and_difference() -> None:
 
 def test_a_terminal_gets_a_bar_with_accuracy_and_time_left() -> None:
     shown = io.StringIO()
-    with verb._Bar(Console(file=shown, force_terminal=True, width=100), total=2) as bar:
-        bar.epoch("Baseline, seed 42", {"validation_accuracy": 0.9725}, None, None)
-        bar.end("Baseline, seed 42", 97.0, 1.0)
-        bar.epoch("Baseline, seed 43", {"validation_accuracy": 0.98}, None, None)
+    watcher = verb._Watcher(Console(file=shown, force_terminal=True, width=100), total=2)
+    with watcher.bar:
+        watcher.epoch("Baseline, seed 42", {"validation_accuracy": 0.9725}, None, None)
+        watcher.end("Baseline, seed 42", 97.0, 1.0)
+        watcher.epoch("Baseline, seed 43", {"validation_accuracy": 0.98}, None, None)
     text = shown.getvalue()
     assert "Baseline, seed 43" in text
     assert "98.0 %" in text

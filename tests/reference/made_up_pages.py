@@ -32,12 +32,19 @@ def metrics(epochs: int, *, lifted: bool = True, offset: float = 0.0) -> list[di
 
 
 def made_up_run(
-    *, classes: int = 10, dim: int = 2, images: int = 400, epochs: int = 12, side: int = 8, channels: int = 1
+    *,
+    classes: int = 10,
+    dim: int = 2,
+    images: int = 400,
+    epochs: int = 12,
+    side: int = 8,
+    channels: int = 1,
+    scatter: float = 1.0,
 ) -> Gathered:
     """A finished ProtoSeam run whose embeddings were drawn, with noise for test images."""
     generator = torch.Generator().manual_seed(0)
     centre = 4 * torch.randn(classes, dim, generator=generator)
-    noise = torch.randn(images, dim, generator=generator)
+    noise = scatter * torch.randn(images, dim, generator=generator)
     label = torch.arange(images) % classes
     weight, bias = centre / 4, -centre.square().sum(1) / 8
     last = torch.nn.Linear(dim, classes)

@@ -237,7 +237,7 @@ def test_deeper_heads_use_automatic_differentiation() -> None:
 
 def test_refusals() -> None:
     weight, bias, s, covariance = _problem(0)
-    with pytest.raises(ValueError, match="one row a class"):
+    with pytest.raises(ValueError, match=r"weight must be \(C, K\)"):
         theory.curvature(weight.T, bias, s)
     with pytest.raises(ValueError, match="at least 2 antithetic pairs"):
         theory.sampled_loss(_head(weight, bias), s, covariance, generator=rng(0), pairs=1)

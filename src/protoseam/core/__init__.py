@@ -10,13 +10,12 @@ from protoseam.core.covariance import (
     class_moments,
     empty_moments,
     factorize,
-    merge_batch_,
-    merge_moments,
     split_half_error,
 )
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.core.distances import mahalanobis
 from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
+from protoseam.core.merging import merge_batch_, merge_moments
 from protoseam.core.objective import (
     consensus,
     consensus_slope,

@@ -37,9 +37,9 @@ def consensus_factor(
     problem of curvature ρ·E[hhᵀ], h that layer's input. Noisy gradient steps are stable up to κ/(ρ·E‖h‖²), the limit
     of the normalised LMS filter: 1/(lr·ρ·E‖h‖²).
 
-    *The curvature of all of N1 along the gradient*, of which a quadratic of curvature c with minimum 0 tells by
-    L/‖∇L‖² = 1/(2c): Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020). Where classes
-    overlap L stays above 0, and the first limit is the tighter one.
+    *The curvature of all of N1 along the gradient.* A quadratic of curvature c with minimum 0 has L/‖∇L‖² = 1/(2c),
+    which gives Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020). Where classes overlap, L
+    stays above 0, and the first limit is the tighter one.
 
     *The size of the weights.* A step is at most a hundredth of N1's weights, lr·‖∇L‖ ≤ 0.01·‖θ1‖: larger ones, noisy in
     small batches, can kill every ReLU before the curvature has grown.
@@ -51,6 +51,9 @@ def consensus_factor(
         rho: the penalty ρ in L.
         feature_square: E‖(h, 1)‖², with the bias; None if N1 does not end in a Linear.
         lr: N1's learning rate.
+
+    Returns:
+        A factor in (0, 1], a scalar.
     """
     share = torch.minimum(
         KAPPA_POLYAK * loss / (lr * gradient_square + _TINY),
@@ -71,6 +74,9 @@ def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> T
         prototypes_CK: S, one prototype per class.
         factors: factors of Σ̃, of a shape of :mod:`protoseam.core.sampling`.
         lr: learning rate.
+
+    Returns:
+        A factor in (0, 1], a scalar.
     """
     spread = factors.square().sum((-2, -1)).mean() if factors.ndim == 3 else None
     if spread is None:
@@ -89,5 +95,8 @@ def prototype_factors(gradient_CK: Tensor, alpha: float, lr: float | Tensor) -> 
         gradient_CK: the prototypes' gradients.
         alpha: rate at which repulsion fades with distance; 2 in the paper.
         lr: learning rate.
+
+    Returns:
+        Factors in (0, 1], ``(C, 1)``.
     """
     return (KAPPA_PROTOTYPES / (alpha * lr * gradient_CK.norm(dim=1, keepdim=True) + _TINY)).clamp(max=1.0)

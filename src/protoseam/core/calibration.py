@@ -1,4 +1,4 @@
-"""What probabilities are worth: likelihood, calibration error, and the one temperature that mends both.
+"""How good probabilities are: likelihood, calibration error, and the temperature that improves both.
 
 Legend: N samples, C classes.
 """
@@ -22,6 +22,9 @@ def negative_log_likelihood(logits_NC: Tensor, y_N: Tensor) -> Tensor:
     Args:
         logits_NC: logits of N samples.
         y_N: their labels.
+
+    Returns:
+        A scalar.
     """
     return F.cross_entropy(logits_NC.double(), y_N)
 
@@ -35,6 +38,9 @@ def calibration_error(logits_NC: Tensor, y_N: Tensor, bins: int = 15) -> Tensor:
         logits_NC: logits of N samples.
         y_N: their labels.
         bins: number of bins; 15 (Guo et al. 2017).
+
+    Returns:
+        A scalar in [0, 1], float64.
     """
     confidence_N, answer_N = logits_NC.double().softmax(1).max(1)
     right_N = (answer_N == y_N).double()

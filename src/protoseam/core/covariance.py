@@ -11,14 +11,12 @@ full ``(C, K, K)``, diagonal ``(C, K)``, shared (pooled within-class) ``(1, K, K
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from protoseam.core.devices import cuda_kernels
 from protoseam.errors import ArgumentError
 
 __all__ = [
@@ -26,13 +24,10 @@ __all__ = [
     "Moments",
     "Structure",
     "automatic_floor",
-    "between_scatter",
     "class_factors",
     "class_moments",
     "empty_moments",
     "factorize",
-    "merge_batch_",
-    "merge_moments",
     "normalise_scatter",
     "split_half_error",
 ]
@@ -41,8 +36,8 @@ Structure = Literal["full", "diagonal", "shared"]
 # Sums a tensor in place over all processes; None when there is only one.
 Reduce = Callable[[Tensor], None]
 
-# Doubles in one block of K×K matrices: 2 Mi are 16 MiB, a handful of which are alive at once.
-_BLOCK_ELEMENTS = 2**21
+# Doubles in one block of K×K matrices: 2 Mi are 16 MiB, and a handful of them is alive at once.
+BLOCK_ELEMENTS = 2**21
 # σ0* of the bound is 0 under full collapse, where every estimate is exact; Σ̃ must stay positive definite.
 MIN_AUTO_FLOOR = 1e-3
 
@@ -102,6 +97,12 @@ def empty_moments(
         dim: the seam's width k.
         structure: ``"full"`` (default), ``"diagonal"`` or ``"shared"``.
         device: where to allocate; None: torch's default.
+
+    Returns:
+        ``Moments`` of zeros.
+
+    Raises:
+        ArgumentError: the structure is unknown.
     """
     shapes = (num_classes,), (num_classes, dim), scatter_shape(num_classes, dim, structure)
     return Moments(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
@@ -143,6 +144,12 @@ def class_moments(
         num_classes: number of classes.
         structure: ``"full"`` (default), ``"diagonal"`` or ``"shared"``.
         reduce: sums a tensor in place over all processes; None for one process.
+
+    Returns:
+        ``(count_C, mean_CK, covariance)``; the covariance has the shape of its structure.
+
+    Raises:
+        ArgumentError: labels and embeddings differ in number, or a label is out of range.
     """
     check_one_label_each(z_NK, y_N)
     order_N = y_N.argsort(stable=True)
@@ -153,7 +160,7 @@ def class_moments(
         reduce(count_C)
         reduce(sum_CK)
     n_C = count_C.double()
-    mean_CK = sum_CK / _or_one(n_C)[:, None]
+    mean_CK = sum_CK / or_one(n_C)[:, None]
     r_NK = z_NK - mean_CK.index_select(0, y_N)
     if structure == "diagonal":
         scatter = _segment_sum(r_NK.square(), local_C)
@@ -161,7 +168,7 @@ def class_moments(
         scatter = (r_NK.T @ r_NK)[None]
     else:
         scatter = z_NK.new_empty(scatter_shape(num_classes, z_NK.shape[1], structure))
-        for c in range(num_classes):  # rows are sorted: one product a class, no B×K×K tensor
+        for c in range(num_classes):  # rows are sorted: one product per class, no B×K×K tensor
             r_cK = r_NK[bounds[c] : bounds[c + 1]]
             torch.mm(r_cK.T, r_cK, out=scatter[c])
     if reduce is not None:
@@ -180,7 +187,7 @@ def _sizes(y_N: Tensor, num_classes: int) -> tuple[Tensor, list[int]]:
     return count_C, [0, *count_C.cumsum(0).tolist()]
 
 
-def _or_one(n_C: Tensor) -> Tensor:
+def or_one(n_C: Tensor) -> Tensor:
     """Counts to divide by: 1 where there is no sample. A process's share may be less than one sample."""
     return torch.where(n_C > 0, n_C, 1.0)
 
@@ -194,9 +201,9 @@ def _segment_sum(z_NK: Tensor, count_C: Tensor) -> Tensor:
 
 def normalise_scatter(n_C: Tensor, scatter: Tensor) -> Tensor:
     """Scatter → covariance: divided by |D_i|, or by m for the shared one."""
-    if _is_shared(scatter, len(n_C)):
-        return scatter / _or_one(n_C.sum())
-    return scatter / _or_one(n_C).reshape(-1, *[1] * (scatter.ndim - 1))
+    if is_shared(scatter, len(n_C)):
+        return scatter / or_one(n_C.sum())
+    return scatter / or_one(n_C).reshape(-1, *[1] * (scatter.ndim - 1))
 
 
 def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -211,6 +218,9 @@ def factorize(covariance: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor
     Args:
         covariance: Σ̂, full, diagonal or shared.
         floor: σ0, at least.
+
+    Returns:
+        The factors, float64, and the floor that each needed, ``(C,)`` or ``(1,)``.
     """
     covariance = covariance.double()
     diagonal = covariance.ndim == 2
@@ -255,6 +265,12 @@ def class_factors(
         structure: ``"full"`` (default), ``"diagonal"`` or ``"shared"``.
         reduce: sums a tensor in place over all processes; None for one process.
         out: where to write the factors; None: a new float32 tensor.
+
+    Returns:
+        ``ClassFactors``.
+
+    Raises:
+        ArgumentError: labels and embeddings differ in number, or a label is out of range.
     """
     K = z_NK.shape[1]
     out = (
@@ -296,7 +312,7 @@ def _blocks(y_N: Tensor, num_classes: int, K: int, structure: Structure) -> Iter
         yield 0, num_classes, order_N
         return
     _, ends = _sizes(y_N, num_classes)
-    step = max(1, _BLOCK_ELEMENTS // (K * K))
+    step = max(1, BLOCK_ELEMENTS // (K * K))
     for lo in range(0, num_classes, step):
         hi = min(lo + step, num_classes)
         yield lo, hi, order_N[ends[lo] : ends[hi]]
@@ -311,6 +327,9 @@ def split_half_error(covariance_a: Tensor, covariance_b: Tensor) -> Tensor:
     Args:
         covariance_a: covariances from one half of the samples.
         covariance_b: covariances from the other half.
+
+    Returns:
+        ε̄, a scalar.
     """
     return 0.5 * (covariance_a - covariance_b).flatten(1).norm(dim=1).mean()
 
@@ -321,96 +340,13 @@ def automatic_floor(epsilon: Tensor, dim: int) -> Tensor:
     Args:
         epsilon: ε̄, the error of the estimated covariances.
         dim: the seam's width k.
+
+    Returns:
+        σ0*, at least 0.001, so that Σ̃ stays positive definite under full collapse.
     """
     return (epsilon / (2 * dim**0.5)).sqrt().clamp_min(MIN_AUTO_FLOOR)
 
 
-def merge_moments(a: Moments, b: Moments) -> Moments:
-    """The moments of the union of two samples (Chan, Golub & LeVeque 1983), never un-centring either.
-
-    Args:
-        a: moments of one sample.
-        b: moments of another.
-    """
-    n_C = a.count_C + b.count_C
-    share_C = b.count_C / _or_one(n_C)
-    delta_CK = b.mean_CK - a.mean_CK
-    mean_CK = a.mean_CK + delta_CK * share_C[:, None]
-    between = between_scatter(a.count_C * share_C, delta_CK, a.scatter)
-    return Moments(n_C, mean_CK, a.scatter + b.scatter + between)
-
-
-def between_scatter(weight_C: Tensor, delta_CK: Tensor, like: Tensor) -> Tensor:
-    """w_c δ_c δ_cᵀ a class, in the structure of ``like``: what moving a mean by δ adds to a scatter."""
-    if like.ndim == 2:
-        return weight_C[:, None] * delta_CK.square()
-    if _is_shared(like, len(weight_C)):
-        return ((weight_C[:, None] * delta_CK).T @ delta_CK)[None]
-    return (weight_C[:, None] * delta_CK)[:, :, None] * delta_CK[:, None, :]
-
-
-def _is_shared(scatter: Tensor, num_classes: int) -> bool:
+def is_shared(scatter: Tensor, num_classes: int) -> bool:
     """One matrix for several classes (with a single class, full and shared are the same)."""
     return scatter.ndim == 3 and scatter.shape[0] == 1 and num_classes != 1
-
-
-def merge_batch_(
-    moments: Moments, z_BK: Tensor, y_B: Tensor, *, window: float, mean_window: float = math.inf
-) -> None:
-    """Merge one batch into running moments, in place, with static shapes and no host sync.
-
-    Same algebra as :func:`merge_moments`, after old statistics have been given the weight of at most
-    ``window`` − n_b samples: a class is described by about its last ``window`` samples, so embeddings that
-    drift within an epoch leave no more than a window's worth of trace.
-
-    The mean may follow faster, after ``mean_window`` samples: drifting by v a sample it lags v·mean_window
-    behind, and the square of that lag counts as spread. What is paid is the mean's own noise, a share of
-    about 1/(2·mean_window) of Σ̂. With both windows larger than the data this is exactly the union.
-
-    Args:
-        moments: the moments so far; updated in place.
-        z_BK: embeddings N1(x).
-        y_B: labels.
-        window: samples per class to remember.
-        mean_window: samples per class that the mean remembers.
-    """
-    count_C, mean_CK, scatter = moments
-    C, K = mean_CK.shape
-    kernels = cuda_kernels(mean_CK)
-    full = scatter.ndim == 3 and not _is_shared(scatter, C)
-    if kernels is not None and full and kernels.MAX_WIDTH >= K and len(y_B) <= kernels.MAX_BATCH:
-        kernels.merge_batch(count_C, mean_CK, scatter, z_BK.detach(), y_B, window, mean_window)
-        return
-    z_BK = z_BK.detach().double()
-    new_C = torch.zeros_like(count_C).index_add_(0, y_B, torch.ones_like(z_BK[:, 0]))
-    batch_mean_CK = torch.zeros_like(mean_CK).index_add_(0, y_B, z_BK) / _or_one(new_C)[:, None]
-    r_BK = z_BK - batch_mean_CK.index_select(0, y_B)
-    # a non-finite sample shall spoil its own class (its mean does), not the others through 0·NaN below
-    r_BK = torch.where(r_BK.isfinite(), r_BK, 0.0)
-    kept_C = torch.minimum(count_C, (window - new_C).clamp_min(0))
-    keep_C = kept_C / _or_one(count_C)
-    anchor_C = kept_C.clamp_max(mean_window)  # the old mean's weight against the batch's
-    share_C = new_C / _or_one(anchor_C + new_C)
-    delta_CK = batch_mean_CK - mean_CK  # whatever it is for a class without new samples, its share is 0
-    weight_C = anchor_C * share_C
-    if scatter.ndim == 2:
-        scatter.mul_(keep_C[:, None]).index_add_(0, y_B, r_BK.square())
-        scatter.add_(between_scatter(weight_C, delta_CK, scatter))
-    elif _is_shared(scatter, C):
-        # pooled: the old sum keeps the share of samples that stay
-        scatter.mul_(kept_C.sum() / _or_one(count_C.sum())).add_(r_BK.T @ r_BK)
-        scatter.add_(between_scatter(weight_C, delta_CK, scatter))
-    else:
-        # a masked product a block of classes: deterministic, no sort, no atomics, no B×K×K tensor
-        step = max(1, _BLOCK_ELEMENTS // (K * max(K, len(y_B))))
-        label_C = torch.arange(C, device=y_B.device)
-        for lo in range(0, C, step):
-            block = slice(lo, lo + step)
-            mask_cB = label_C[block, None] == y_B
-            within = (mask_cB[:, None, :] * r_BK.T) @ r_BK
-            scatter[block].mul_(keep_C[block, None, None]).add_(within)
-            scatter[block].baddbmm_(
-                (weight_C[block, None] * delta_CK[block])[:, :, None], delta_CK[block, None, :]
-            )
-    mean_CK.add_(delta_CK * share_C[:, None])
-    count_C.copy_(kept_C + new_C)

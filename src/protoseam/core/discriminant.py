@@ -46,6 +46,9 @@ def pooled_covariance(factors: Tensor, dim: int) -> Tensor:
     Args:
         factors: factors of Σ̃, of a shape of :mod:`protoseam.core.sampling`.
         dim: the seam's width k.
+
+    Returns:
+        ``(K, K)``, float64.
     """
     factors = factors.double()
     if factors.ndim == 2:  # standard deviations

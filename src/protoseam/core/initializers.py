@@ -16,6 +16,12 @@ def forward_sweep(count_C: Tensor, mean_CK: Tensor) -> Tensor:
     Args:
         count_C: samples per class.
         mean_CK: class means μ_i.
+
+    Returns:
+        ``(C, K)``.
+
+    Raises:
+        ArgumentError: a class has no sample.
     """
     empty = (count_C == 0).nonzero().flatten().tolist()
     if empty:
@@ -36,6 +42,9 @@ def random_prototypes(
         dim: the seam's width k.
         scale: about the norm of a prototype.
         generator: of every draw.
+
+    Returns:
+        ``(C, K)``, float32.
     """
     return torch.randn(num_classes, dim, generator=generator) * (scale / dim**0.5)
 
@@ -46,6 +55,12 @@ def unit_vectors(num_classes: int, dim: int) -> Tensor:
     Args:
         num_classes: number of classes.
         dim: the seam's width k.
+
+    Returns:
+        ``(C, K)``, float32.
+
+    Raises:
+        ArgumentError: k ≠ n.
     """
     if num_classes != dim:
         raise ArgumentError(

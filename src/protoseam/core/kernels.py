@@ -20,7 +20,7 @@ MAX_BATCH = 4096  # whose labels a program holds
 
 @triton.jit
 def _repulsion(s, value, gradient, alpha: tl.float64, C, K: tl.constexpr, KP: tl.constexpr, BJ: tl.constexpr):
-    """One prototype a program: half its energy, and ∂P/∂s_i = −α Σ_j e^{−αd}/d (s_i − s_j)."""
+    """One prototype per program: half its energy, and ∂P/∂s_i = −α Σ_j e^{−αd}/d (s_i − s_j)."""
     i = tl.program_id(0)
     k = tl.arange(0, KP)
     own = tl.load(s + i * K + k, mask=k < K, other=0.0).to(tl.float64)
@@ -73,7 +73,7 @@ def _merge(
     KP: tl.constexpr,
     BP: tl.constexpr,
 ):
-    """One class a program: its samples of the batch in order, their moments, and the merge of `merge_batch_`."""
+    """One class per program: its samples of the batch in order, their moments, and the merge of `merge_batch_`."""
     c = tl.program_id(0)
     row = tl.arange(0, BP)
     mine = tl.load(y + row, mask=row < B, other=-1) == c

@@ -1,6 +1,6 @@
 """The three terms of the lifted objective, eq:combinedLoss, as pure functions.
 
-Legend: B batch, C classes, K seam width, M draws a class, R rows of a block.
+Legend: B batch, C classes, K seam width, M draws per class, R rows of a block.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ def pull_points(y: Tensor, prototypes_CK: Tensor) -> Tensor:
     Args:
         y: labels ``(B,)`` or soft targets ``(B, C)``.
         prototypes_CK: S, one prototype per class.
+
+    Returns:
+        ``(B, K)``.
+
+    Raises:
+        ArgumentError: soft targets are not ``(B, C)``.
     """
     s_CK = at_least_float32(prototypes_CK)
     if not y.is_floating_point():
@@ -60,6 +66,12 @@ def squared_residuals(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor) -> Tensor:
         z_BK: embeddings N1(x).
         y: labels ``(B,)`` or soft targets ``(B, C)``.
         prototypes_CK: S, one prototype per class.
+
+    Returns:
+        ``(B,)``.
+
+    Raises:
+        ArgumentError: targets and embeddings differ in number.
     """
     check_one_target_each(z_BK, y)
     return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)).square().sum(1)
@@ -75,6 +87,12 @@ def consensus(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float | Tenso
         y: labels ``(B,)``, or soft targets ``(B, C)`` as mixup yields them: s_y is then Σ_c q_c s_c.
         prototypes_CK: S.
         rho: the penalty ρ.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ArgumentError: targets and embeddings differ in number.
     """
     return 0.5 * rho * squared_residuals(z_BK, y, prototypes_CK).mean()
 
@@ -87,6 +105,9 @@ def consensus_slope(z_BK: Tensor, y: Tensor, prototypes_CK: Tensor, rho: float |
         y: labels ``(B,)`` or soft targets ``(B, C)``.
         prototypes_CK: S, one prototype per class.
         rho: the penalty ρ.
+
+    Returns:
+        ``(B, K)``.
     """
     return (at_least_float32(z_BK) - pull_points(y, prototypes_CK)) * (rho / len(y))
 
@@ -116,13 +137,16 @@ def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: p
     Args:
         prototypes_CK: S, one prototype per class.
         alpha: rate at which repulsion fades with distance; 2 in the paper.
+
+    Returns:
+        A scalar.
     """
     return _Repulsion.apply(prototypes_CK, alpha)
 
 
-# Elements of one block of the distance matrix: 2 Mi doubles are 16 MiB, a handful of which are alive at once.
+# Elements of one block of the distance matrix: 2 Mi doubles are 16 MiB, and a handful of them is alive at once.
 _BLOCK_ELEMENTS = 2**21
-# Pairs × coordinates up to which one CUDA kernel, a prototype a program, beats the blocks' matrix products.
+# Pairs × coordinates up to which one CUDA kernel, one program per prototype, beats the blocks' matrix products.
 _ONE_KERNEL = 2**28
 # Squared distances below this share of the squared norms are rounding noise of float32 prototypes.
 _COINCIDENT = 1e-13
@@ -152,7 +176,7 @@ class _Repulsion(torch.autograd.Function):
         for start in range(0, C, rows):
             s_RK, norm_R1 = s_CK[start : start + rows], norm_C[start : start + rows, None]
             squared_RC = torch.addmm(norm_R1 + norm_C, s_RK, s_CK.T, alpha=-2.0)
-            together_RC = squared_RC <= _COINCIDENT * (norm_R1 + norm_C)  # NaN is not: it shall show
+            together_RC = squared_RC <= _COINCIDENT * (norm_R1 + norm_C)  # NaN is not: it must show
             distance_RC = torch.where(together_RC, 0.0, squared_RC).sqrt()
             # i < j: each pair is seen from both sides, so half the sum; a prototype does not repel itself
             other_RC = index_C[start : start + rows, None] != index_C
@@ -185,9 +209,9 @@ def sampled_classification(
 ) -> Tensor:
     """1/n Σ_i E_ξ Lcls(N2(z_i), i) (second term of eq:combinedLoss; trains θ2 and S, does not depend on x).
 
-    ``loss_fn(logits, labels)`` is any Lcls; it may return one loss a row or their mean (default: cross-entropy).
+    ``loss_fn(logits, labels)`` is any Lcls; it may return one loss per row or their mean (default: cross-entropy).
     ``class_weights`` (C,) replace the uniform 1/n, e.g. |D_i|/m for imbalanced data (remark (ii)); they are
-    used as they are, so they should sum to one, and they need a loss a row. ``label_smoothing`` is cross-entropy's,
+    used as they are, so they should sum to one, and they need one loss per row. ``label_smoothing`` is cross-entropy's,
     for N2 alone: smoothed targets for N1 would only shrink the prototypes' distances.
 
     Args:
@@ -200,6 +224,12 @@ def sampled_classification(
         loss_fn: N2's loss ``(logits, labels)``, one value per row or their mean; None: cross-entropy.
         class_weights: weights ``(C,)`` in the place of 1/n; they should sum to one.
         label_smoothing: of the cross-entropy, in [0, 1).
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ArgumentError: the loss is not one per sample where it must be, or the number of draws does not fit.
     """
     z_MCK = sample(prototypes_CK, factors, draws=draws, antithetic=antithetic, generator=generator)
     C = z_MCK.shape[1]
@@ -212,13 +242,13 @@ def sampled_classification(
     if losses.ndim == 0:
         if class_weights is not None:
             raise ArgumentError(
-                "class weights need one loss a sample, but loss_fn returned their mean: "
+                "class weights need one loss per sample, but loss_fn returned their mean: "
                 "give it reduction='none'"
             )
         return losses
     if losses.numel() != draws * C:
         raise ArgumentError(
-            f"loss_fn must return one loss a sample ({draws * C} of them) or a scalar; "
+            f"loss_fn must return one loss per sample ({draws * C} of them) or a scalar; "
             f"it returned shape {tuple(losses.shape)}"
         )
     per_class_C = losses.reshape(draws, C).mean(0)

@@ -15,6 +15,9 @@ def at_least_float32(t: Tensor) -> Tensor:
 
     Args:
         t: a floating-point tensor.
+
+    Returns:
+        ``t`` or its float32 copy.
     """
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 

@@ -1,12 +1,12 @@
 """Samples around the prototypes: z_i = s_i + Σ̃_i^{1/2} ξ.
 
-Legend: M draws a class, C classes, K seam width.
+Legend: M draws per class, C classes, K seam width.
 
 A *factor* is any of the shapes below; the leading 1 broadcasts over the classes and the trailing 1 over the
 coordinates, so one function serves every covariance structure:
 
 ==============  =====================================================
-``(C, K, K)``   one lower-triangular Cholesky factor a class (full)
+``(C, K, K)``   one lower-triangular Cholesky factor per class (full)
 ``(1, K, K)``   one factor for all classes (shared)
 ``(C, K)``      standard deviations (diagonal)
 ``(1, 1)``      one standard deviation for everything (isotropic)
@@ -65,6 +65,12 @@ def sample(
         draws: samples per class; 1 (alg:lifted, line 5).
         antithetic: pair every ξ with −ξ; needs an even number of draws.
         generator: of every draw.
+
+    Returns:
+        ``(draws, C, K)``.
+
+    Raises:
+        ArgumentError: the number of draws is below 1, or odd with ``antithetic``.
     """
     check_draws(draws, antithetic)
     s_CK = at_least_float32(prototypes_CK)

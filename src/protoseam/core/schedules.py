@@ -24,6 +24,12 @@ def sine_anneal(epoch: int, epochs: int, rho_min: float, rho_max: float) -> floa
         epochs: number of epochs in total.
         rho_min: ρ in the first epoch.
         rho_max: ρ in the last epoch.
+
+    Returns:
+        ρ.
+
+    Raises:
+        ArgumentError: ``epochs`` is below 1 or ``epoch`` negative.
     """
     if epochs < 1 or epoch < 0:
         raise ArgumentError(

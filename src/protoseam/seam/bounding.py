@@ -1,7 +1,7 @@
 """Gradients kept in bounds: the limits of :mod:`protoseam.core.bounds`, applied at the end of every backward.
 
 Data in: a batch's consensus term and the gradients the backward left; data out: the same gradients, scaled. It owns
-the learning rates that ``net.param_groups`` was told and, while gradients accumulate, what was applied to them so far.
+the learning rates that ``net.param_groups`` was given and, while gradients accumulate, what was applied to them so far.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def call(model: nn.Module, x: Any, names: frozenset[str] | None) -> Any:
     """``model(x)``, or ``model(**x)`` for a dict whose keys the forward accepts; ``.logits`` of an output object."""
     by_name = isinstance(x, Mapping) and (names is None or names.issuperset(x))
     output = model(**x) if by_name else model(x)
-    if isinstance(output, Tensor | fx.Proxy):  # a proxy: somebody is tracing
+    if isinstance(output, Tensor | fx.Proxy):  # a proxy: the model is being traced
         return output
     return getattr(output, "logits", output)
 

@@ -14,17 +14,15 @@ from protoseam.core.covariance import (
     Moments,
     Structure,
     automatic_floor,
-    between_scatter,
     check_structure,
     class_factors,
     empty_moments,
     factorize,
-    merge_batch_,
-    merge_moments,
     normalise_scatter,
     scatter_shape,
     split_half_error,
 )
+from protoseam.core.merging import between_scatter, merge_batch_, merge_moments
 from protoseam.errors import ArgumentError
 from protoseam.seam.estimator import DEFAULT_FLOOR, AbstractCovariance, Floor, Reduce, Refreshed
 from protoseam.seam.processes import world_size
@@ -140,7 +138,7 @@ class RunningCovariance(AbstractCovariance):
         self.window, self.mean_window = window, mean_window
 
     def bind(self, num_classes: int, dim: int) -> None:
-        # 8 samples a dimension leave a relative error of about √(k/m') = 35 % (eq:vershynin), and are forgotten
+        # 8 samples per dimension leave a relative error of about √(k/m') = 35 % (eq:vershynin), and are forgotten
         # within half an epoch of CIFAR-100
         self.effective_window = float(max(256, 8 * dim) if self.window is None else self.window)
         self.register_buffer("factors", _floor_factors(num_classes, dim, self.structure, self.floor))
@@ -186,7 +184,7 @@ class RunningCovariance(AbstractCovariance):
         self.steps.add_(1)
 
     def _pooled(self, reduce: Reduce | None) -> list[Moments]:
-        """The halves' moments over all processes, which go on with equal shares."""
+        """The halves' moments over all processes, which then hold equal shares."""
         parts = [self._moments(half) for half in range(self.halves)]
         return parts if reduce is None else [_pool_(part, reduce) for part in parts]
 
@@ -211,7 +209,7 @@ class RunningCovariance(AbstractCovariance):
 
 
 def _pool_(own: Moments, reduce: Reduce) -> Moments:
-    """The moments of all processes' samples; each process goes on with an equal share of them.
+    """The moments of all processes' samples; each process then holds an equal share of them.
 
     So the states are the same everywhere after a refresh, and any one of them can be the checkpoint.
     """

@@ -20,7 +20,13 @@ DEFAULT_FLOOR = 0.1  # the paper does not state σ0; .01, .1 and .3 differ by .3
 
 
 class Refreshed(NamedTuple):
-    """What a refresh found: samples a class (None if no sample was seen) and the floor each class needed."""
+    """What a refresh found.
+
+    Attributes:
+        count_C: samples per class; None if no sample was seen.
+        floor: the floor σ0 that was asked for, or that was chosen.
+        floor_used: the floor that each class needed.
+    """
 
     count_C: Tensor | None
     floor: Tensor
@@ -94,5 +100,5 @@ class AbstractCovariance(KeepsState, ABC):
 
         Args:
             rho: the epoch's ρ.
-            lr: the learning rate now, if the loop told it.
+            lr: the learning rate now, if the loop gave it.
         """

@@ -32,12 +32,12 @@ def parameter_groups(
     prototype_lr: float | None,
     prototype_weight_decay: float | None,
 ) -> list[dict[str, Any]]:
-    """Named groups without the settings that were not told; ``last`` is the Linear that ends N1."""
+    """Named groups, without the settings that were not given; ``last`` is the Linear that ends N1."""
     seam_lr = SEAM_SPEED * lr if seam_lr is None else seam_lr
     s_lr = seam_lr if prototype_lr is None else prototype_lr
 
     def decay(rate: float) -> float:
-        """A step shrinks a weight by rate × decay: the same share at every rate. Untold, the seam needs none."""
+        """A step shrinks a weight by rate × decay: the same share at every rate. None given: the seam has none."""
         if weight_decay is None:
             return 0.0
         return weight_decay if rate in (lr, 0.0) else weight_decay * lr / rate

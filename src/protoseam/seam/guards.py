@@ -104,7 +104,7 @@ def check_batch(z_BK: Tensor, y_B: Tensor, dim: int, num_classes: int, *, values
 
 def _as_indices(y_B: Tensor) -> str:
     if y_B.ndim < 2:
-        return "pass y.long()" if y_B.ndim else "one label a sample"
+        return "pass y.long()" if y_B.ndim else "give one label per sample"
     if y_B.shape[1:].numel() == 1:  # argmax would make them all 0
         return "pass y.flatten().long()"
     return "if they are one-hot, pass y.argmax(1), or y.float() for soft targets"
@@ -112,7 +112,7 @@ def _as_indices(y_B: Tensor) -> str:
 
 def check_output(model: nn.Module, output: object) -> None:
     """Refuse an output that is not a tensor."""
-    if not isinstance(output, Tensor | fx.Proxy):  # a proxy: somebody is tracing
+    if not isinstance(output, Tensor | fx.Proxy):  # a proxy: the model is being traced
         mode = ", when training," if model.training else ""
         raise SeamError(
             f"{type(model).__name__} returns{mode} a {type(output).__name__}, not a tensor of logits: wrap it in a "
@@ -229,10 +229,10 @@ def warn_halves(count_C: Tensor) -> None:
 
 def report_floors(floor: Tensor, floor_used: Tensor) -> None:
     """Name the classes whose covariance could not be factored with the floor asked for."""
-    spoilt = floor_used.isnan().nonzero().flatten().tolist()
-    if spoilt:
+    damaged = floor_used.isnan().nonzero().flatten().tolist()
+    if damaged:
         raise SeamError(
-            f"the running covariance of class {name_some(spoilt)} is not finite: N1 returned non-finite embeddings "
+            f"the running covariance of class {name_some(damaged)} is not finite: N1 returned non-finite embeddings "
             "during the epoch. Go back to a checkpoint, and lower the learning rate, clip gradients, or let ρ "
             "grow more slowly"
         )

@@ -1,4 +1,4 @@
-"""What a training loop can forget, and whether training gets anywhere: looked at between epochs, said once.
+"""The epochs of a training loop, and warnings about calls it lacks or training that makes no progress.
 
 Data in: how many samples the objective has seen and the state of the seam; data out: warnings. It owns the counts.
 """

@@ -1,4 +1,4 @@
-"""The prototypes' first values, from what the user says."""
+"""The first values of the prototypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
     if isinstance(init, Tensor):
         if init.shape != (num_classes, dim):
             raise ArgumentError(
-                f"init must be one prototype a class, shape ({num_classes}, {dim}); got {tuple(init.shape)}"
+                f"init must be one prototype per class, shape ({num_classes}, {dim}); got {tuple(init.shape)}"
             )
         return init.detach().clone().float()
     if init == "fsinit":

@@ -47,6 +47,13 @@ def split(model: nn.Module, at: str, *, probe: Tensor | None = None) -> tuple[nn
         model: the model to cut; the halves share its parameters.
         at: name of the layer whose output ends the first half.
         probe: a batch of inputs on which the equality is checked; None: guessed from the first layer.
+
+    Returns:
+        ``(n1, n2)``.
+
+    Raises:
+        ArgumentError: there is no layer of that name.
+        SplitError: the model cannot be traced, or the cut is not clean.
     """
     get_layer(model, at)
     probe = guess_probe(model) if probe is None else probe

@@ -31,6 +31,10 @@ class KeepsState(nn.Module):
             setattr(self, name, value)
         self._kept = (*self._kept, *tensors)
 
+    def kept(self) -> list[Tensor]:
+        """Return the kept tensors themselves, not copies."""
+        return [getattr(self, name) for name in self._kept]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         for name in self._kept:

@@ -117,7 +117,7 @@ def risk_transfer(
 ) -> RiskTransfer:
     """eq:risk-transfer with eq:mismatch-decomposition, class by class.
 
-    ``lipschitz`` is one G (:func:`head_lipschitz`) or one a class (:func:`class_lipschitz`, tighter);
+    ``lipschitz`` is one G (:func:`head_lipschitz`) or one per class (:func:`class_lipschitz`, tighter);
     ``non_gaussianity_C`` is Δ_i, see :mod:`protoseam.theory.wasserstein`. If P_i is the empirical law of a
     held-out sample, then μ_i and Σ_i are its mean and its covariance divided by |D_i|, R is the loss on that
     sample, and the inequality is deterministic.
@@ -312,7 +312,7 @@ def epsilon_from_halves(
     a_C, b_C = counts[0].double(), counts[1].double()
     if bool((torch.minimum(a_C, b_C) < 1).any()):
         raise ArgumentError(
-            "epsilon_from_halves: a half has no sample of some class; it needs two samples a class"
+            "epsilon_from_halves: a half has no sample of some class; it needs two samples per class"
         )
     return distance_C * (a_C * b_C).sqrt() / (a_C + b_C)
 

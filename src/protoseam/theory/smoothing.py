@@ -180,7 +180,7 @@ def _centred_rows(
     if weight_CK.ndim != 2 or point_CK.ndim != 2 or point_CK.shape[1] != weight_CK.shape[1]:
         raise ArgumentError(
             f"weight must be (C, K) and points (C, K), got {tuple(weight_CK.shape)} and "
-            f"{tuple(point_CK.shape)}: pass head.weight as it is, one row a class"
+            f"{tuple(point_CK.shape)}: pass head.weight as it is, one row per class"
         )
     weight_CK = weight_CK.detach().double()
     for z_cK in point_CK.detach().double().split(max(1, _BLOCK_ELEMENTS // weight_CK.numel())):
@@ -331,7 +331,7 @@ def _class_losses(head: Head, z_MCK: Tensor) -> Tensor:
     if logits.shape != (M * C, C):
         raise ArgumentError(
             f"head maps {M * C} embeddings to {tuple(logits.shape)}, but there are {C} prototypes: "
-            f"it must return ({M * C}, {C}) logits, one a class"
+            f"it must return ({M * C}, {C}) logits, one per class"
         )
     label = torch.arange(C, device=logits.device).repeat(M)
     return cross_entropy(logits.double(), label, reduction="none").reshape(M, C)

@@ -262,7 +262,7 @@ def test_dashes_and_underscores_are_the_same(word: str, capsys: pytest.CaptureFi
 def test_what_failed_before_it_began_may_be_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bad data is mended and the same command given again: there is no run in the way."""
+    """Bad data is repaired and the same command given again: there is no run in the way."""
     out, notes = tmp_path / "run", tmp_path / "run" / "notes.txt"
     out.mkdir()
     notes.write_text("mine")

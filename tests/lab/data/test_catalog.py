@@ -280,7 +280,7 @@ def test_a_damaged_cache_is_noticed_and_rebuilt(tmp_path: Path, damage: object) 
     assert cache.full_damage(only_cache(tmp_path)) is None
 
 
-def test_a_flipped_byte_is_found_and_mended_by_verify(tmp_path: Path) -> None:
+def test_a_flipped_byte_is_found_and_repaired_by_verify(tmp_path: Path) -> None:
     write_tar(tmp_path / "cifar-10-binary.tar.gz", binary_files())
     load("cifar10", tmp_path)
     path = only_cache(tmp_path) / "train_images.npy"

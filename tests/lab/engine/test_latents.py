@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from protoseam.lab.engine import latents as kept
-from protoseam.lab.engine import session
+from protoseam.lab.engine import session, thumbnails
 from protoseam.lab.engine.answers import how_unusual, quantiles
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.evaluate import load_deployed
@@ -119,6 +119,15 @@ def test_frames_stay_within_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
         latents.add(epoch, torch.randn(100, 3), None, None)
     assert sum(frame.bytes() for frame in latents.frames.values()) <= 5_000
     assert {1, 100} <= set(latents.frames)
+
+
+def test_frequent_mistakes_are_shown_in_full_and_others_in_turn() -> None:
+    label = torch.tensor([0] * 20 + [1] * 5 + [2] * 30)
+    first = torch.tensor([1] * 20 + [0] * 5 + [2] * 30)
+    shown = thumbnails._of_each_mistake(label, first)
+    assert shown == [*range(12), *range(20, 25)]  # none of those that are right
+    many = torch.arange(1000)
+    assert len(thumbnails._of_each_mistake(many, many + 1)) == 400
 
 
 def test_the_sheet_stays_within_its_size_for_noise() -> None:

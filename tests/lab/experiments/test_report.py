@@ -388,5 +388,6 @@ def test_the_cost_of_the_study_is_one_line() -> None:
         "cost": {"seconds": 7200.0, "joules": 3.6e6, "metered_seconds": 7200.0},
     }
     assert tables.cost_line({**runs, "toy": {"rows": []}}) == (
-        "Cost: 3 runs, 3.0 hours of training in all on H200; energy 3.60 MJ (1.00 kWh) over 1 of them."
+        "Cost: 3 runs, 3.0 hours of training on H200 (runs that shared a device count in full); energy 3.60 MJ "
+        "(1.00 kWh) over 1 of them."
     )

@@ -52,13 +52,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_large_run_stays_below_one_and_a_half_megabytes() -> None:
     """10,000 colour images of pure noise, which no format compresses, 200 epochs and 100 classes."""
-    large = made_up_run(classes=100, dim=32, images=10_000, epochs=200, side=32, channels=3)
+    large = made_up_run(classes=100, dim=32, images=10_000, epochs=200, side=32, channels=3, scatter=5)
     text = page([large])
     assert len(text.encode()) < 1_500_000
     drawn = payload(text)
     assert len(drawn["curves"][0]["epochs"]) == 200
     assert sum(n for *_, n in drawn["answers"]["confusion"]) == 10_000
     assert len(drawn["latent"]["epochs"]) == 24
+    assert len(drawn["answers"]["thumb"]) > 1200  # points and mistakes
 
 
 def test_nothing_is_asked_for_and_names_are_texts() -> None:
@@ -155,6 +156,21 @@ def test_groups_are_named_by_what_differs() -> None:
         "protoseam, rho_max 16",
         "protoseam, rho_max 8",
     ]
+
+
+def test_trials_of_a_sweep_are_compared_by_validation_accuracy() -> None:
+    trials = [
+        dataclasses.replace(
+            run,
+            config={**run.config, "optim": {**run.config["optim"], "lr": 0.1 * (1 + i % 3)}, "seed": 1},
+            summary={"test_accuracy": None, "validation_accuracy": 0.5 + i / 100},
+        )
+        for i, run in enumerate(several()[3:])
+    ]
+    text = page(trials)
+    assert "Validation accuracy, %" in text
+    assert "Test accuracy, %" not in text
+    assert re.search(r"protoseam, lr 0.3</th><td>1</td><td>52.00", text)
 
 
 def test_latents_of_other_classes_are_refused(run: Path, tmp_path: Path) -> None:

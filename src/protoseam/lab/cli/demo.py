@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     one_thread()
 
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
-    with (_Bar if console.is_terminal else _Lines)(console, total) as watcher:
+    watcher = _Watcher(console, total)
+    with watcher.bar:
         watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
         results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]
@@ -80,12 +81,10 @@ def _table(results: dict[str, Any]) -> Any:
     for variant, row in results["summary"].items():
         mean = f"{row['mean']:.2f}"
         single = {r["seed"]: r["test"] for r in results["runs"] if r["variant"] == variant}
+        shown = f"[bold]{mean}[/bold]" if row["mean"] == best else mean
+        gain = "" if variant == "Baseline" else f"{row['difference']:+.2f}"
         table.add_row(
-            variant,
-            f"[bold]{mean}[/bold]" if row["mean"] == best else mean,
-            f"{row['spread']:.2f}",
-            "" if variant == "Baseline" else f"{row['difference']:+.2f}",
-            *(f"{single[seed]:.2f}" for seed in seeds),
+            variant, shown, f"{row['spread']:.2f}", gain, *(f"{single[seed]:.2f}" for seed in seeds)
         )
     return table
 
@@ -104,50 +103,25 @@ def _verdict(results: dict[str, Any]) -> str:
     )
 
 
-class _Bar:
-    """A progress bar for all runs, with the validation accuracy and the time left."""
+class _Watcher:
+    """Shows all runs as one progress bar in a terminal, and as one line per run elsewhere."""
 
     def __init__(self, console: Console, total: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.progress = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f} %  validation {task.fields[val]}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
-            console=console,
-        )
-        self.task = self.progress.add_task("", total=total, val="…")
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def epoch(self, name: str, row: dict[str, Any], net: object, data: object) -> None:
-        val = f"{100 * row['validation_accuracy']:5.1f} %"
-        self.progress.update(self.task, description=name, advance=1, val=val)
-
-    def end(self, name: str, test: float, seconds: float) -> None: ...
-
-
-class _Lines:
-    """One line per run, for logs and pipes."""
-
-    def __init__(self, console: Console, total: int) -> None:
         self.console, self.total, self.done, self.begun = console, total, 0, time.perf_counter()
-
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
+        validation = TextColumn("{task.percentage:3.0f} %  validation {task.fields[val]}")
+        left = TimeRemainingColumn(compact=True), TextColumn("left")
+        columns = TextColumn("{task.description:<20}"), BarColumn(), validation, *left
+        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.task = self.bar.add_task("", total=total, val="…")
 
     def epoch(self, name: str, row: dict[str, Any], net: object, data: object) -> None:
         self.done += 1
+        val = f"{100 * row['validation_accuracy']:5.1f} %"
+        self.bar.update(self.task, description=name, advance=1, val=val)
 
     def end(self, name: str, test: float, seconds: float) -> None:
-        left = (time.perf_counter() - self.begun) * (self.total - self.done) / self.done
-        self.console.print(f"{name:<20} test {test:5.2f} %  {seconds:4.1f} s, about {left:.0f} s left")
+        if self.bar.disable:
+            left = (time.perf_counter() - self.begun) * (self.total - self.done) / self.done
+            self.console.print(f"{name:<20} test {test:5.2f} %  {seconds:4.1f} s, about {left:.0f} s left")

@@ -7,7 +7,6 @@ training step waits for it. The figures add up over the visits of a run that was
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from protoseam.lab.engine.background import every
 from protoseam.lab.engine.files import read_json, write_json
 from protoseam.lab.engine.schemas import COST, check
 
@@ -70,23 +70,19 @@ def metered(
         with suppress(OSError):  # a full disk must end the run in the run's own words
             write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
 
-    ended = threading.Event()
+    samples = 0
 
     def watch() -> None:
-        samples = 0
-        while not ended.wait(interval):
-            sample()
-            samples += 1
-            if samples % _BETWEEN_WRITES == 0:
-                write()
+        nonlocal samples
+        sample()
+        samples += 1
+        if samples % _BETWEEN_WRITES == 0:
+            write()
 
-    thread = threading.Thread(target=watch, name="protoseam-cost", daemon=True)
-    thread.start()
     try:
-        yield
+        with every(interval, watch):
+            yield
     finally:
-        ended.set()
-        thread.join()
         sample()
         write()
 

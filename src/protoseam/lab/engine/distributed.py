@@ -57,9 +57,8 @@ class Processes:
         """Copy the first process's buffers to all, as DDP does before a forward; each has averaged its own."""
         if self.world == 1:
             return
-        own = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        for name, buffer in module.named_buffers():
-            if name not in own and buffer.is_floating_point():
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
                 dist.broadcast(buffer, 0)
 
     def agree(self, number: int, what: str) -> None:

@@ -11,7 +11,7 @@ from array import array
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protoseam.lab import kernels
 from protoseam.lab.engine.average import Average
@@ -20,6 +20,7 @@ from protoseam.lab.engine.mixing import Mixing
 from protoseam.lab.engine.objectives import Casting
 from protoseam.lab.engine.optim import FlatOptimizer, Gathered
 from protoseam.lab.pipeline.resident import Resident
+from protoseam.seam.state import KeepsState
 
 __all__ = ["TrainStep", "keep_books", "learning_rates", "take_batch"]
 
@@ -79,6 +80,12 @@ def keep_books(
     flag.zero_()
 
 
+def _state_of(objective: nn.Module) -> list[Tensor]:
+    """Return the floating-point tensors besides parameters that a batch may change."""
+    kept = [t for m in objective.modules() if isinstance(m, KeepsState) for t in m.kept()]
+    return [t for t in (*objective.buffers(), *kept) if t.is_floating_point()]
+
+
 class TrainStep:
     """Owns the step counter, the running sums of the loss terms and, on CUDA, the graph."""
 
@@ -112,7 +119,7 @@ class TrainStep:
         self.first_bad = torch.full((1,), -1, dtype=torch.int64, device=device)
         self.flag = torch.zeros(1, dtype=torch.int32, device=device)
         self.ok = torch.ones(1, dtype=torch.int32, device=device)
-        self.buffers = [b for b in objective.buffers() if b.is_floating_point()] if keep_going else []
+        self.buffers = _state_of(objective) if keep_going else []
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._kernels = kernels.find("step", device) if graph else None
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -15,7 +15,7 @@ __all__ = ["MOST_SHEET", "chosen_rows", "contact_sheet"]
 
 MOST_SHEET = 600_000  # bytes
 _TILE = 32  # pixels
-_WORST, _PER_MISTAKE, _MISTAKES = 24, 12, 400
+_WORST, _FREQUENT, _PER_MISTAKE, _MISTAKES = 24, 12, 12, 400
 _MOST_PNG = 300_000
 _QUALITIES = (80, 65, 50, 35, 20)
 
@@ -25,17 +25,20 @@ def chosen_rows(points_N: Tensor, answers: dict[str, Tensor]) -> Tensor:
     label, first = answers["label"].long(), answers["first"].long()
     worst = answers["p_label"].argsort()[:_WORST]
     doubtful = (answers["p_first"] - answers["p_second"]).argsort()[:_WORST]
-    wrong = (label != first).nonzero()[:, 0]
-    taken: dict[tuple[int, int], int] = {}
-    mistakes: list[int] = []
-    rounds = []  # the first image of each kind of mistake, then the second, …
-    for row in wrong.tolist():
-        kind = (int(label[row]), int(first[row]))
-        taken[kind] = taken.get(kind, 0) + 1
-        if taken[kind] <= _PER_MISTAKE:
-            rounds.append((taken[kind], row))
-    mistakes = [row for _, row in sorted(rounds)][:_MISTAKES]
+    mistakes = _of_each_mistake(label, first)
     return torch.cat([points_N, worst, doubtful, torch.tensor(mistakes, dtype=torch.int64)]).unique()
+
+
+def _of_each_mistake(label: Tensor, first: Tensor) -> list[int]:
+    """Up to 12 images of the most frequent mistakes, then one of each other kind, then a second, …"""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for row in (label != first).nonzero()[:, 0].tolist():
+        kinds.setdefault((int(label[row]), int(first[row])), []).append(row)
+    frequent = sorted(kinds.values(), key=len, reverse=True)
+    shown = [row for rows in frequent[:_FREQUENT] for row in rows[:_PER_MISTAKE]]
+    for turn in range(_PER_MISTAKE):
+        shown += [rows[turn] for rows in frequent[_FREQUENT:] if len(rows) > turn]
+    return shown[:_MISTAKES]
 
 
 def contact_sheet(images: Tensor) -> tuple[Tensor, int, int]:

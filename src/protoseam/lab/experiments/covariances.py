@@ -42,12 +42,12 @@ def adopt(runs: Runs, scope: Scope, results: Path) -> Runs:
     return found
 
 
-def _others(results: Path) -> list[dict[str, Any]]:
-    files = sorted((results / "covariance").glob("*/summary.json"))
+def _others(results: Path | None) -> list[dict[str, Any]]:
+    files = sorted((results / "covariance").glob("*/summary.json")) if results else []
     return [check(file, read_json(file), SUMMARY) for file in files]
 
 
-def covariance_table(runs: Runs, scope: Scope, results: Path) -> Table:
+def covariance_table(runs: Runs, scope: Scope, results: Path | None) -> Table:
     """Return ProtoSeam's accuracy by network and estimate, in %, and the time of an epoch against Unlifted's.
 
     Args:
@@ -56,8 +56,8 @@ def covariance_table(runs: Runs, scope: Scope, results: Path) -> Table:
         results: the folder that may hold ``covariance/*/summary.json`` and ``bench/engine-h200.json``. A run that
             differs from a recipe in more than the estimate is left out.
     """
-    bench = results / "bench" / "engine-h200.json"
-    measured = read_json(bench)["epochs"] if bench.exists() else {}
+    bench = results / "bench" / "engine-h200.json" if results else None
+    measured = read_json(bench)["epochs"] if bench and bench.exists() else {}
     everything = [run for name, run in runs.items() if name.startswith(("covariance-", *_pairs(scope)))]
     everything += _others(results)
     rows = []

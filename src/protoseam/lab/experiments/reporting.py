@@ -54,7 +54,7 @@ def part_tables(part: str, runs: Runs, scope: Scope, results: Path | None = None
         }
         return dict(zip(_OUTPUTS[part], found.values(), strict=False))
     if part == "covariance":
-        return {part: covariance_table(runs, scope, results or Path())}
+        return {part: covariance_table(runs, scope, results)}
     if part == "unlifted-grid":
         plan = [*PLANS[part](scope), *PLANS["table1"](scope)]
         return {part: tables.grid_table(aggregate.counted(plan, runs), scope)}

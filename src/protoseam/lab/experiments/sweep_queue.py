@@ -17,7 +17,6 @@ Four gaps in Optuna 5's code are closed here:
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from protoseam.errors import ProtoSeamError
+from protoseam.lab.engine.background import every
 from protoseam.lab.engine.config import ConfigError
 
 if TYPE_CHECKING:
@@ -233,19 +233,12 @@ def heartbeats(storage: RDBStorage, trials: Sequence[Trial]) -> Iterator[None]:
     """Record heartbeats of these trials, at the storage's interval, while the context is open."""
     interval = storage.get_heartbeat_interval()
     assert interval is not None
-    ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(interval):
-            for trial in trials:
-                # training goes on if the storage does not answer; the next beat may reach it
-                with suppress(Exception):
-                    storage.record_heartbeat(trial._trial_id)
+        for trial in trials:
+            # training goes on if the storage does not answer; the next beat may reach it
+            with suppress(Exception):
+                storage.record_heartbeat(trial._trial_id)
 
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
+    with every(interval, beat):
         yield
-    finally:
-        ended.set()
-        thread.join()

@@ -203,13 +203,11 @@ def cost_line(runs: Runs) -> str:
     known = {str(run.get("environment", {}).get("device")) for run in trained} - {"None"}
     where = f" on {', '.join(sorted(known))}" if known else ""
     joules = sum(cost["joules"] for cost in costs)
-    energy = (
-        f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
-        if costs
-        else "not measured"
-    )
+    kept = f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
+    energy = kept if costs else "not measured"
+    shared = "" if all("cost" in run for run in trained) else " (runs that shared a device count in full)"
     return (
-        f"Cost: {len(trained)} runs, {seconds / 3600:.1f} hours of training in all{where}; energy {energy}."
+        f"Cost: {len(trained)} runs, {seconds / 3600:.1f} hours of training{where}{shared}; energy {energy}."
     )
 
 

@@ -54,7 +54,7 @@ function confusionView() {
     const step = Math.max(2, Math.floor(800 / C));
     const canvas = make("canvas", { role: "img", "aria-label": `Confusion matrix of ${C} classes; the list beside it holds its largest mistakes` });
     canvas.width = canvas.height = step * C;
-    home.append(canvas);
+    home.append(make("p", { class: "hint" }, "True class by row, answer by column, in the order of the classes. Point at a cell to read it."), canvas);
     const pen = canvas.getContext("2d");
     painters.push(() => {
       pen.clearRect(0, 0, canvas.width, canvas.height);

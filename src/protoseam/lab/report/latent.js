@@ -43,7 +43,7 @@ function latentView(latent, answers) {
 
   // ---------------------------------------------------------------- drawing
   function regions() {
-    const e = Math.round(time), G = 160;
+    const e = Math.round(time), G = C > 20 ? 160 : 280;
     const picture = document.createElement("canvas");
     picture.width = picture.height = G;
     const inner = picture.getContext("2d"), image = inner.createImageData(G, G);
@@ -109,7 +109,8 @@ function latentView(latent, answers) {
     pen.fillStyle = css("--paper");
     pen.fillRect(0, 0, size, size);
     if (head && C) regions();
-    const r = Math.max(1.8, Math.min(3.6, 90 / Math.sqrt(N)));
+    const shrink = Math.max(0.65, Math.min(1, size / 600)); // on a phone
+    const r = shrink * Math.max(1.8, Math.min(3.6, 90 / Math.sqrt(N)));
     for (const faint of [true, false]) {
       for (let i = 0; i < N; i++) {
         if (hidden(i) !== faint) continue;
@@ -128,7 +129,7 @@ function latentView(latent, answers) {
       pen.fillStyle = colour(c);
       pen.strokeStyle = css("--ink");
       pen.lineWidth = 1;
-      star(x, y, C > 40 ? 6 : 9);
+      star(x, y, shrink * (C > 40 ? 6 : 9));
       if (C <= 20 || only >= 0) name(className(c), x + 9, y - 7);
     }
     if (!s && C === 0 && only < 0) names();

@@ -2,7 +2,7 @@
 if (data.answers && data.answers.sheet) document.documentElement.style.setProperty("--sheet", `url(${data.answers.sheet})`);
 document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 for (const chart of data.curves || []) $("curve-grid")?.append(lineChart(chart));
-for (const chart of data.compare || []) $("compare-grid").append(lineChart(chart, 520, 230));
+for (const chart of data.compare || []) $("compare-grid").append(window.innerWidth < 520 ? lineChart(chart) : lineChart(chart, 520, 230));
 if (data.latent) latentView(data.latent, data.answers);
 if (data.answers && data.answers.confusion) {
   confusionView();

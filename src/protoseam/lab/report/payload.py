@@ -190,6 +190,6 @@ def calibration(run: Gathered) -> dict[str, Any] | None:
             for n, c, a in zip(count, confidence, accuracy, strict=True)
         ],
         "ece": float((count * (confidence - accuracy).abs()).sum() / len(p_A)),
-        "nll": float(-kept["p_label"].double().clamp_min(1e-12).log().mean()),
+        "nll": abs(float(kept["p_label"].double().clamp_min(1e-12).log().mean())),
         "images": len(p_A),
     }

@@ -120,6 +120,8 @@ def _latent(run: Gathered, latent: dict[str, Any]) -> Markup:
     lead += ", coloured by true class."
     if lifted:
         lead += " Stars are prototypes; an ellipse reaches two deviations of the covariance that N2's samples have."
+    if _class_count(run) > 20:
+        lead += " Choose a class to see its name" + (" and its ellipse." if lifted else ".")
     if "head" in latent:
         lead += " The tint is N2's decision."
     if latent["directions"] > 2 or (latent["width"] or 3) > 2:
