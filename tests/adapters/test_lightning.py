@@ -108,7 +108,7 @@ def test_each_call_at_its_time(tmp_path: Path) -> None:
 )
 def test_resuming_is_going_on(covariance: ps.AbstractCovariance, validates: bool, tmp_path: Path) -> None:
     def fit(checkpoint: Path | None = None) -> dict[str, Tensor]:
-        keeper = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        keeper = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=not validates)
         module = Module(covariance=covariance)
         data = (loader(), loader(shuffle=False)) if validates else (loader(),)
         trainer(tmp_path, keeper).fit(module, *data, ckpt_path=checkpoint)

@@ -48,6 +48,7 @@ class SeamCallback(Callback):
             raise SeamError(f"SeamCallback(epochs={epochs}): ρ rises over at least one epoch")
         self.epochs, self.sweep = epochs, sweep
         self._stale = False  # whether a step was taken since the last refresh
+        self._resumed: list[torch.Tensor] = []  # a checkpoint's random states, until the first batch after it
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not _lifted(pl_module).is_initialized:
@@ -65,13 +66,16 @@ class SeamCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._stale = True
+        self._stale, self._resumed = True, []
         if trainer.is_last_batch:  # on_train_epoch_end comes after validation, and after its checkpoint
             self._refresh(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._stale:  # an epoch that max_steps or a signal has ended before its last batch
             self._refresh(trainer, pl_module)
+        self._restore(
+            trainer
+        )  # saved after validation: the epoch ends again, and Lightning draws its order twice
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -89,12 +93,16 @@ class SeamCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         every = checkpoint.get(_RANDOM_STATES, [])
-        if not trainer.training or trainer.global_rank >= len(every):
-            return
-        cpu, *cuda = every[trainer.global_rank]
-        torch.set_rng_state(cpu.cpu())
-        if cuda and trainer.strategy.root_device.type == "cuda":
-            torch.cuda.set_rng_state(cuda[0].cpu(), trainer.strategy.root_device)
+        if trainer.training and trainer.global_rank < len(every):
+            self._resumed = every[trainer.global_rank]
+            self._restore(trainer)
+
+    def _restore(self, trainer: Trainer) -> None:
+        device = trainer.strategy.root_device
+        if self._resumed:
+            torch.set_rng_state(self._resumed[0].cpu())
+        if len(self._resumed) > 1 and device.type == "cuda":
+            torch.cuda.set_rng_state(self._resumed[1].cpu(), device)
 
     def _initialize(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not (net := _lifted(pl_module)).is_initialized:
