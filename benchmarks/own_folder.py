@@ -1,6 +1,6 @@
 """A new user's four commands: a folder of images of different sizes → trained → evaluated → predicted → page.
 
-    python benchmarks/own_folder.py > results/first_try/own-folder.txt
+    OMP_NUM_THREADS=1 python benchmarks/own_folder.py > results/first_try/own-folder.txt
 
 The images are scikit-learn's digits as PNG files, 16 to 40 pixels on a side, in four colour modes, one of them damaged.
 Every thirtieth is kept out of the folder, for ``predict``. The seconds of a CPU say what an idle machine would take.
@@ -48,7 +48,10 @@ def write_images(root: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder))
-        print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
+        threads = os.environ.get("OMP_NUM_THREADS", "not set")
+        print(
+            f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start, OMP_NUM_THREADS {threads}"
+        )
         for command in COMMANDS:
             started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             words = [sys.executable, "-m", "protoseam", *shlex.split(command)]
@@ -62,7 +65,7 @@ def main() -> None:
                 print(f"{right} of {len(rows)} new images right")
             else:
                 print(done.stdout.strip())
-            print(done.stderr.strip())
+            print(done.stderr.strip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def test_a_resumed_run_keeps_the_same(run: Path, tmp_path: Path, monkeypatch: py
         session.train(SMALL, tmp_path / "cut", quiet=True)
     monkeypatch.undo()
     assert read_file(tmp_path / "cut")[0]["epochs"].tolist() == [1, 2, 3]
+    assert set(Latents.resumed(tmp_path / "cut", 4, 2).frames) == {1, 2}  # from a checkpoint before that
     session.resume(tmp_path / "cut", quiet=True)
     assert (tmp_path / "cut" / FILE).read_bytes() == (run / FILE).read_bytes()
 
