@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,7 @@ def test_the_library_needs_torch_and_numpy_alone() -> None:
 
 WITHOUT = """
 import sys
+from pathlib import Path
 for name in {missing!r}:
     sys.modules[name] = None  # an import of it now fails as if it were not installed
 from protoseam.__main__ import main
@@ -123,3 +125,15 @@ def test_the_command_says_what_is_missing(missing: list[str], words: list[str], 
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert all(part in done.stderr for part in told), done.stderr
+
+
+ADAPTERS = sorted(path for name, path in rooms.modules().items() if name.startswith("protoseam.adapters."))
+HOSTS = {"huggingface": {"transformers"}}  # the other adapters are named as their host is
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_an_adapter_needs_its_own_host_alone(path: Path) -> None:
+    names = rooms.imported(path.read_text(encoding="utf-8"), f"protoseam.adapters.{path.stem}")
+    own = HOSTS.get(path.stem, {path.stem}) | {"torch", "numpy", "protoseam"} | sys.stdlib_module_names
+    assert {name.split(".")[0] for name in names} <= own
+    assert not [name for name in names if name.startswith("protoseam.adapters.")]

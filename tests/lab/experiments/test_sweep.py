@@ -247,7 +247,7 @@ def test_seeds_named_twice_and_places_a_database_cannot_have_are_refused(
     assert command(tmp_path / "s", "--seeds", "1", "1") == 1
     assert "--seeds names one twice: 1 1" in capsys.readouterr().err
     assert command(tmp_path / "a?b") == 1
-    assert "?, # and % mean something in a database's address" in capsys.readouterr().err
+    assert "a?b: a database's address cannot hold ?" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -83,9 +83,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("quick-output" if args.quick else "results/paper")
     parts = _within(args, scope) if args.part == "all" else (args.part,)
     if args.table_only and not out.is_dir():
-        return _refuse(
-            f"there is no study in {out.absolute()}: name one with --out, or leave out --table-only"
-        )
+        return _refuse(f"there is no study in {out.absolute()}: name one with --out, or omit --table-only")
     undrawn = any(part != "table1" for part in parts) and not reporting.can_draw()
     if undrawn:
         _refuse("figures need matplotlib: pip install -e '.[report]' in the clone; the tables do not")

@@ -67,9 +67,7 @@ def main(argv: list[str]) -> int:
     spare_threads(config)
     out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
     if values["report_only"] and not out.is_dir():
-        raise ConfigError(
-            f"there is no sweep in {out}: start one without --report-only, or name it with --out"
-        )
+        raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or name --out")
     searches = _searches(config, _space(values["space"], config), values, out)
     complete = True
     if not values["report_only"]:
@@ -137,9 +135,7 @@ def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path
     shared = values["storage"] is not None
     database = (out / "sweep.db").resolve()
     if not shared and set("?#%") & set(str(database)):
-        raise ConfigError(
-            f"--out {out}: ?, # and % mean something in a database's address; choose another place"
-        )
+        raise ConfigError(f"--out {out}: a database's address cannot hold ?, # or %; choose another place")
     out.mkdir(parents=True, exist_ok=True)
     refuse_links(out)
     url = values["storage"] or f"sqlite:///{database}"

@@ -29,9 +29,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in DIR")
     parser.add_argument("--out", metavar="DIR", help="the run's directory; default runs/NAME")
-    parser.add_argument(
-        "--seeds", nargs="+", help="train one run per seed, e.g. 42 43, into DIR/VARIANT-SEED"
-    )
+    parser.add_argument("--seeds", nargs="+", help="train one run per seed (42 43), into DIR/VARIANT-SEED")
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
     parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
     parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")

@@ -71,9 +71,7 @@ class ZipTree(Tree):
         by_place = sorted(entries, key=lambda info: info.header_offset)
         for one, after in pairwise(by_place):
             if one.header_offset + _LOCAL_HEADER + one.compress_size > after.header_offset:
-                raise DataError(
-                    f"{self.path} refused: members {one.filename!r} and {after.filename!r} overlap"
-                )
+                raise DataError(f"{self.path} refused: {one.filename!r} and {after.filename!r} overlap")
         return found
 
 

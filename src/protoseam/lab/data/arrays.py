@@ -131,11 +131,11 @@ def _labels(array: NDArray[Any], where: str) -> NDArray[np.int64]:
             )
         if (broken := np.flatnonzero(array != np.floor(array))).size:
             raise DataError(
-                f"{where} has the label {array[broken[0]]} in row {broken[0]}: labels are whole numbers"
+                f"{where} has the label {array[broken[0]]} in row {broken[0]}: labels must be whole"
             )
     elif array.dtype.kind not in "iu":
         raise DataError(
-            f"{where} is {array.dtype}: labels must be whole numbers from 0 (text: np.unique's inverse)"
+            f"{where} is {array.dtype}: labels must be integers from 0 (text: np.unique's inverse)"
         )
     if array.size and max(abs(int(array.min())), int(array.max())) > _MAX_CLASSES:
         raise DataError(
@@ -149,16 +149,12 @@ def _listed_names(path: Path) -> tuple[str, ...]:
     try:
         return tuple(path.read_text(encoding="utf-8").splitlines())
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text ({error}): save it as UTF-8, one class name per line"
-        ) from error
+        raise DataError(f"{path} is not UTF-8 text ({error}): write one name per line in UTF-8") from error
 
 
 def _class_names(array: NDArray[Any], where: str) -> tuple[str, ...]:
     if array.ndim != 1 or array.dtype.kind not in "US":
-        raise DataError(
-            f"{where} is {array.dtype} of shape {array.shape}: class names must be one row of text"
-        )
+        raise DataError(f"{where} is {array.dtype} of shape {array.shape}: class names must be a row of text")
     try:
         return tuple(item.decode() if isinstance(item, bytes) else str(item) for item in array.tolist())
     except UnicodeDecodeError as error:

@@ -78,9 +78,7 @@ def _array_errors(dataset: ArrayDataset) -> list[str]:
                 "channels) images or float32 (N, features) rows"
             )
         if labels.ndim != 1 or labels.dtype != np.int64:
-            errors.append(
-                f"{split} labels are {labels.dtype} of shape {labels.shape}: give int64 of shape (N,)"
-            )
+            errors.append(f"{split} labels are {labels.dtype} of shape {labels.shape}: give int64 (N,)")
         elif len(images) != len(labels):
             errors.append(
                 f"{split} has {len(images)} images but {len(labels)} labels: one of the two files is "
@@ -90,7 +88,7 @@ def _array_errors(dataset: ArrayDataset) -> list[str]:
             errors.append(f"{split} has no images (shape {images.shape}): add some")
         elif images.dtype.kind == "f" and (bad := _first_not_finite(images)) is not None:
             errors.append(
-                f"{split} features hold NaN or infinity, first in row {bad}: drop or fill such rows first"
+                f"{split} features hold NaN or infinity, first in row {bad}: drop or fill such rows"
             )
     if dataset.train_images.shape[1:] != dataset.test_images.shape[1:]:
         errors.append(

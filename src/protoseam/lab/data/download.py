@@ -94,7 +94,7 @@ def download(
         if (found := sha256_of(target)) == expected:
             return target
         raise DataError(
-            f"{target} exists but its SHA-256 is {found}, not {expected}: move it away, or {by_hand}"
+            f"{target} exists with the SHA-256 {found}, not {expected}: move it away, or {by_hand}"
         )
     policy.require(file.url)
     _make_room(folder, file)

@@ -175,7 +175,7 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
         train_rows, test_rows = stratified_split(labels, SPLIT_FRACTION, SPLIT_SEED)
         if not len(test_rows):
             raise DataError(
-                f"{tree.path} has too few images to set a fifth of each class aside: add test/<class>/"
+                f"{tree.path} has too few images to hold out a fifth of each class: add test/<class>/"
             )
     return ArrayDataset(
         name, images[train_rows], labels[train_rows], images[test_rows], labels[test_rows], classes
@@ -253,7 +253,7 @@ def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> Ar
     }
     if missing := {"wnids.txt", "val_annotations.txt"} - set(texts):
         raise DataError(
-            f"{tree.path} lacks {' and '.join(sorted(missing))}: it is not a whole tiny-imagenet-200"
+            f"{tree.path} lacks {' and '.join(sorted(missing))}: fetch tiny-imagenet-200.zip again"
         )
     wnids = sorted(set(texts["wnids.txt"].split()))
     index = {wnid: i for i, wnid in enumerate(wnids)}
@@ -339,9 +339,7 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(
-            "reading image files needs Pillow: pip install -e '.[vision]' in the clone"
-        ) from error
+        raise DataError("image files need Pillow: pip install -e '.[vision]' in the clone") from error
     return Image
 
 

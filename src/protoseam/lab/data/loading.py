@@ -73,9 +73,7 @@ def load(
 
 def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
     if dataset.train_images.ndim != 4:
-        raise DataError(
-            f"image_size={size}, but {dataset.name} has rows of features, not images: leave it out"
-        )
+        raise DataError(f"image_size={size}, but {dataset.name} has features, not images: leave it out")
     return dataclasses.replace(
         dataset,
         train_images=images.resize_arrays(dataset.train_images, size),

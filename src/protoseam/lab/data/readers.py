@@ -155,7 +155,7 @@ def _joined(name: str, train: list[Arrays], test: Arrays, classes: Sequence[str]
     for images, labels in (*train, test):
         if len(images) != len(labels):
             raise DataError(
-                f"{name}: a file holds {len(images)} images but {len(labels)} labels; fetch it again"
+                f"{name}: {len(images)} images but {len(labels)} labels in a file; fetch it again"
             )
     return ArrayDataset(
         name,

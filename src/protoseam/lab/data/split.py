@@ -71,9 +71,7 @@ def channel_statistics(
     on the 0…1 scale, floats as they are. A constant channel has standard deviation 0.
     """
     if images.ndim not in (2, 4):
-        raise DataError(
-            f"channel_statistics needs (N, H, W, C) images or (N, F) features, not {images.shape}"
-        )
+        raise DataError(f"channel_statistics needs shape (N, H, W, C) or (N, F), not {images.shape}")
     rows = np.arange(len(images)) if indices is None else np.asarray(indices)
     if rows.size == 0:
         raise DataError("channel_statistics was given no rows: the training part is empty")

@@ -62,9 +62,7 @@ class ForwardReader(io.RawIOBase):
         data = self._plain.read(size)
         self._position += len(data)
         if self._position > self._limits.total_bytes:
-            raise DataError(
-                f"{self._where} refused: it unpacks to more than {self._limits.total_bytes:,} bytes"
-            )
+            raise DataError(f"{self._where} refused: it unpacks to over {self._limits.total_bytes:,} bytes")
         self._limits.allow(self._where, self._position, self._packed)
         return data
 

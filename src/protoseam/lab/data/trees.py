@@ -68,9 +68,7 @@ class FolderTree(Tree):
                 try:
                     yield name, (self.path / name).read_bytes()
                 except OSError as error:
-                    raise DataError(
-                        f"{self.path / name} cannot be read: {error.strerror or error}"
-                    ) from error
+                    raise DataError(f"{self.path / name} cannot be read: {error.strerror}") from error
 
     def _stats(self) -> list[tuple[Path, str, os.stat_result]]:
         return [(self.path / name, name, info) for name, info in self._files.items()]

@@ -167,7 +167,7 @@ def _vet(staged: Path) -> None:
         top = path.suffix == ".json" if len(place) == 1 and path.is_file() else place[0] == "unfinished"
         if not top or "lock" in place:
             raise DataError(
-                f"the archive holds {path.relative_to(staged)}, which is no part of a study: it is refused"
+                f"the archive holds {path.relative_to(staged)}, which no study has: it is refused"
             )
     read_study(staged)
     for run in _unfinished(staged):

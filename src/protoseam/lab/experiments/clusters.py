@@ -38,9 +38,7 @@ def cluster_figure(net: ps.Lifted, x: Tensor, y_N: Tensor, *, draws: int = 60, s
         ValueError: if the seam does not have two dimensions.
     """
     if net.dim != 2:
-        raise ValueError(
-            f"the picture needs a two-dimensional seam, and this one has dim={net.dim}: lift with dim=2"
-        )
+        raise ValueError(f"the picture needs a two-dimensional seam, not dim={net.dim}: lift with dim=2")
     generator = torch.Generator(net.prototypes.device).manual_seed(seed)
     sampled = ps.core.sample(net.prototypes, net.covariance.factors, draws=draws, generator=generator)
     drawn_NK, label_N = sampled.flatten(0, 1).cpu(), torch.arange(net.num_classes).repeat(draws)

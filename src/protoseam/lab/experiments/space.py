@@ -65,7 +65,7 @@ def _check_name(key: str) -> None:
         return
     if key in _FIXED:
         raise ConfigError(
-            f"{key} cannot be searched over, because it decides what is measured: start one sweep per value"
+            f"{key} cannot be searched over: it decides what is measured. Start one sweep per value"
         )
     by_part = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
     close = difflib.get_close_matches(key, by_part, n=1)
