@@ -1,4 +1,4 @@
-"""Every example runs as it stands; the README's loop has test_readme.py."""
+"""Every example runs as it stands; the README's loop has test_documents.py."""
 
 from __future__ import annotations
 
