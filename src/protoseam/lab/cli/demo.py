@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     console.print(
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )
+    from protoseam.errors import SeamWarning
     from protoseam.lab.cli.options import one_thread  # after the first words, because it takes a second
     from protoseam.lab.engine.files import write_atomically
     from protoseam.lab.experiments import demo
@@ -49,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     watcher = _Watcher(console, total)
-    with watcher.bar:
+    with watcher.bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeamWarning)  # N2 learns slowly at the paper's one rate, and ends well
         watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
         results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]
