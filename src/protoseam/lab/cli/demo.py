@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import warnings
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
