@@ -114,6 +114,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow  # the spawned processes have been seen to wait for each other for ever between two runs
 @pytest.mark.parametrize("page", HOSTS)
 def test_two_processes(page: str, two: dict[str, Any]) -> None:
     (through, said), (resumed, _) = two[f"{page} 0"], two[f"{page} 4"]
