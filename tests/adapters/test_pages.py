@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
-import io
-import itertools
 import os
 import re
-import socket
-import warnings
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.optim.swa_utils import AveragedModel
 from toys import CLASSES, Noisy, batches
 
@@ -78,49 +74,36 @@ def test_one_process(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert same(left(), through)
 
 
-def process(rank: int, folder: str, ports: list[int]) -> None:
-    """A process of two, with what `torchrun` and `fabric run` put into the environment."""
-    import conftest  # noqa: F401  (a process of its own imports torchvision as the tests do)
-
-    torch.set_num_threads(1)
-    os.chdir(folder)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
-    os.environ |= {"ACCELERATE_USE_CPU": "true", "LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu"}
-    os.environ |= {"LT_STRATEGY": "ddp", "LT_DEVICES": "2"}
-    warnings.simplefilter("ignore")
-    found = {}
-    for page, start in itertools.product(HOSTS, (0, 4)):
-        os.environ["MASTER_PORT"] = str(ports.pop())
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            run(page, start)
-        if rank == 0:  # the other waits for it in the next run
-            found[f"{page} {start}"] = left(), said.getvalue()
-            torch.save(found, "found.pt")
-        forget_accelerate()
-    torch.distributed.barrier()
-    os._exit(0)
+# How each page says its script is started on two processes.
+LAUNCHERS = {
+    "accelerate": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "fabric": [
+        "-c",
+        "import conftest; from lightning.fabric.cli import _main; _main()",  # `fabric`, beside a CPU torchvision
+        *("run", "--accelerator", "cpu", "--strategy", "ddp", "--devices", "2"),
+    ],
+}
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the first of two processes has found in each page's runs."""
-    folder = tmp_path_factory.mktemp("two")
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
-        ports = [s.getsockname()[1] for s in sockets]
-    mp.spawn(process, args=(str(folder), ports), nprocs=2)
-    found: dict[str, Any] = torch.load(folder / "found.pt", weights_only=True)
-    return found
-
-
-@pytest.mark.slow  # the spawned processes have been seen to wait for each other for ever between two runs
 @pytest.mark.parametrize("page", HOSTS)
-def test_two_processes(page: str, two: dict[str, Any]) -> None:
-    (through, said), (resumed, _) = two[f"{page} 0"], two[f"{page} 4"]
-    (accuracy,) = re.findall(r"2 processes, 1200 samples, accuracy (0\.\d+)", said)
+def test_two_processes(page: str, tmp_path: Path) -> None:
+    said = []
+    states = []
+    for start in (0, 4):
+        code = "import conftest  # imports torchvision as the tests do\n" + script(page)
+        (tmp_path / "train.py").write_text(
+            code.replace("\nSTART = 0", f"\nSTART = {start}"), encoding="utf-8"
+        )
+        paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+        env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+        command = [sys.executable, *LAUNCHERS[page], "train.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        said.append(done.stdout + done.stderr)
+        states.append(torch.load(tmp_path / "net.pt", weights_only=True))
+    (accuracy,) = re.findall(r"2 processes, 1200 samples, accuracy (0\.\d+)", said[0])
     assert float(accuracy) > 0.9
-    assert same(through, resumed)
+    assert same(*states)
 
 
 def trained(host: Any, page: str, average: Any = None) -> ps.Lifted:

@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     watcher = _Watcher(console, total)
     with watcher.bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore", SeamWarning)  # N2 learns slowly at the paper's one rate, and ends well
+        warnings.simplefilter(
+            "ignore", SeamWarning
+        )  # N2 learns slowly at the paper's one rate, and ends well
         watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
         results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]
