@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 from harness import arguments, finish, fork, report
 
 from protoseam.errors import ProtoSeamError
@@ -56,16 +57,27 @@ def _study(place: Path) -> int:
     return 0
 
 
+def _predict(place: Path) -> int:
+    images = place.parent / "images.npz"
+    np.savez(images, images=np.zeros((2, 8, 8, 1), dtype=np.uint8))
+    return protoseam_command(["predict", str(place), str(images)])
+
+
 RUN: list[Command] = [
     ("train --resume", _cli("train", "--resume=HERE", "--quiet=true")),
     ("train --out", _cli("train", *FLAGS, "--out=HERE")),
     ("eval", _cli("eval", "HERE")),
     ("audit", _cli("audit", "HERE", "--device=cpu")),
     ("export", _cli("export", "HERE", "HERE/net.pt2")),
+    ("export --to hub", _cli("export", "HERE", "--to=hub")),
+    ("predict", _predict),
+    ("report", _cli("report", "HERE")),
 ]
 STUDY: list[Command] = [
     ("a study", _study),
     ("reproduce --table-only", _cli("reproduce", "table1", "--quick", "--table-only", "--out=HERE")),
+    ("bundle pack", _cli("bundle", "pack", "HERE", "HERE-packed")),
+    ("report", _cli("report", "HERE")),
 ]
 SWEPT: list[Command] = [
     ("sweep", _cli(*SWEEP, "--out=HERE")),
@@ -79,6 +91,8 @@ def make(folder: Path) -> dict[str, tuple[Path, list[Command]]]:
     train(SMALL, finished, quiet=True)
     protoseam_command(["audit", str(finished), "--device=cpu"])
     protoseam_command(["export", str(finished), str(finished / "net.pt2")])
+    protoseam_command(["export", str(finished), "--to=hub"])
+    protoseam_command(["report", str(finished)])
     with contextlib.suppress(Interrupted):
         train(SMALL, stopped, quiet=True, budget_seconds=0)
     shutil.copytree(finished / "checkpoints", stopped / "checkpoints")
