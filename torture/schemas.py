@@ -55,6 +55,7 @@ _REMOVED = object()
 Action = Callable[[Path], object]
 JSON_FILES: dict[str, dict[str, Action]] = {
     "summary.json": {"train --resume": lambda run: resume(run, quiet=True)},
+    "cost.json": {"train --resume": lambda run: resume(run, quiet=True)},
     "env.json": {"train --resume": lambda run: resume(run, quiet=True)},
     "data.json": {"train --resume": lambda run: resume(run, quiet=True), "data.json": RunData.read},
     "metrics.jsonl": {"train --resume": lambda run: resume(run, quiet=True)},
@@ -124,7 +125,7 @@ def attempts(whole: Path, stopped: Path) -> Iterator[tuple[str, str, Path, Calla
     def writing(name: str, text: str) -> Callable[[Path], None]:
         return lambda run: (run / name).write_text(text) and None
 
-    for name in ("summary.json", "env.json", "data.json"):
+    for name in ("summary.json", "cost.json", "env.json", "data.json"):
         run = whole if name == "summary.json" else stopped
         for damage, value in damages(json.loads((run / name).read_text())):
             yield name, damage, run, writing(name, json.dumps(value))
