@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from toys import CLASSES, Noisy, batches
 
@@ -160,6 +161,32 @@ def test_averages(page: str) -> None:
     averaged.eval()
     with torch.no_grad():
         assert torch.equal(averaged.deploy()(x), averaged(x))
+
+
+@pytest.mark.usefixtures("alone")
+def test_accelerate_accumulates() -> None:
+    """Two halves of a batch leave N1 the gradients of the whole."""
+    from accelerate import Accelerator
+
+    x, y = batches()[0]
+    found = []
+    for parts in (1, 2):
+        forget_accelerate()
+        torch.manual_seed(0)
+        net = ps.lift(
+            nn.Sequential(nn.Linear(x.shape[1], 8), nn.Linear(8, CLASSES)), num_classes=CLASSES, dim=3
+        )
+        net.initialize(batches())
+        host = Accelerator(cpu=True, gradient_accumulation_steps=parts)
+        model, optimizer = host.prepare(net, torch.optim.SGD(net.param_groups(lr=1e-6)))
+        for half_x, half_y in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            with host.accumulate(model):
+                host.backward(model(half_x, half_y).total)
+                optimizer.step()
+        found.append([p.grad for p in net.n1.parameters()])
+    assert any(g.any() for g in found[0])
+    for whole, halves in zip(*found, strict=True):
+        torch.testing.assert_close(whole, halves, rtol=1e-4, atol=1e-6)
 
 
 def test_every_test_that_the_table_names_exists() -> None:
