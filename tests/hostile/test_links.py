@@ -19,6 +19,7 @@ from protoseam.lab.data.download import download
 from protoseam.lab.data.links import LinkError, open_in_place
 from protoseam.lab.engine import checkpoint, session
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.export import export
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.experiments.study import run_study
 
@@ -165,6 +166,20 @@ def test_runs_of_several_seeds_go_into_no_linked_folder(
     assert main(["train", *words]) == 1
     assert "baseline-1 is a link" in capsys.readouterr().err
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_hub_folder_is_written_through_no_link(finished: Path, tmp_path: Path) -> None:
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    shutil.copytree(finished, run)
+    victim.mkdir()
+    (run / "hub").symlink_to(victim)
+    with pytest.raises(LinkError, match="hub is a link"):
+        export(run, to="hub")
+    assert not list(victim.iterdir())
+    mine = tmp_path / "mine"
+    mine.symlink_to(victim)
+    export(run, mine, to="hub")  # the user's own may be one
+    assert (victim / "config.json").exists()
 
 
 @pytest.mark.parametrize("entry", ["audit", "audit/audit.json"])

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.evaluate import load_network
 from protoseam.lab.engine.files import explain_os_error, write_atomically
@@ -75,8 +76,11 @@ def export(run: Path, out: Path | None = None, to: Format | None = None) -> tupl
 
     Raises:
         ConfigError: if the run is not finished, the suffix does not fit the format, or a package is missing.
+        LinkError: if the hub folder is a link inside the run's directory.
     """
     out, to = _place(run, out, to)
+    if to == "hub" and run in out.parents:
+        refuse_link(out)  # the run may come from someone else
     network, about = _read(run)
     if to == "hub":
         from protoseam.lab.engine.hub import hub_files
