@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from protoseam import core
-from protoseam.core import covariance
 from protoseam.core import kernels as core_kernels
+from protoseam.core.merging import merge_batch_
 from protoseam.lab.engine import optim, step
 from protoseam.lab.kernels import augment as augment_kernels
 from protoseam.lab.kernels import fused_resnet, fused_vit
@@ -70,7 +70,7 @@ def test_merge_batch(windows: tuple[float, float]) -> None:
     plain, found = (core.empty_moments(6, 5, "full") for _ in "ab")
     for _ in range(3):
         z, y = 2 + torch.randn(19, 5), torch.randint(0, 5, (19,))  # class 5 never comes
-        covariance.merge_batch_(plain, z, y, window=window, mean_window=mean_window)
+        merge_batch_(plain, z, y, window=window, mean_window=mean_window)
         core_kernels.merge_batch(*found, z, y, window, mean_window)
     for a, b in zip(plain, found, strict=True):
         # Triton before 3.9 passes the windows as float32
