@@ -69,6 +69,14 @@ def test_an_empty_summary_is_named(run: Path, capsys: pytest.CaptureFixture[str]
     assert session.resume(run, quiet=True)["epochs"] == 3
 
 
+FLAT = {"width": 2, "shown": 1, "x": "1 2", "y": "1 2", "labels": "0 1", "prototypes": [[0, 0], [1, 1]]}
+
+
+def test_embeddings_of_two_classes_are_believed(run: Path) -> None:
+    edit(run / "summary.json", embeddings=FLAT | {"covariances": [[[1, 0], [0, 1]]] * 2})
+    session.resume(run, quiet=True)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -85,6 +93,10 @@ def test_an_empty_summary_is_named(run: Path, capsys: pytest.CaptureFixture[str]
             "embeddings",
             {"width": 2, "shown": 1, "x": "1 2", "y": "1 2", "labels": "0 1", "prototypes": [[0, 0]]},
         ),
+        (
+            "embeddings",
+            FLAT | {"covariances": [[[1, 0], [0, 1]], [[1, 2], [2, 1]]]},
+        ),  # no covariance: 1·1 < 2·2
     ],
 )
 def test_a_summary_is_believed_only_within_its_ranges(field: str, value: Any, run: Path) -> None:

@@ -99,7 +99,17 @@ def words_of(kind: Callable[[str], bool]) -> Kind:
 
 
 _PAIR = Kind("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(map(number().fits, v)))
-_SQUARE = Kind("2×2 numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(map(_PAIR.fits, v)))
+
+
+def _is_covariance(value: Any) -> bool:
+    """Whether Cholesky's factors exist: ((a, b), (b, c)) with a > 0 and ac > b²."""
+    if not (isinstance(value, list) and len(value) == 2 and all(map(_PAIR.fits, value))):
+        return False
+    (a, _), (b, c) = value
+    return bool(a > 0 and a * c > b * b)
+
+
+_COVARIANCE = Kind("a 2×2 covariance, positive definite", _is_covariance)
 EMBEDDINGS: Schema = {
     "width": whole(1),
     "shown": SHARE,
@@ -107,7 +117,7 @@ EMBEDDINGS: Schema = {
     "y": words_of(_is_number),
     "labels": words_of(lambda word: word.isascii() and word.isdecimal() and len(word) < 7),
     "prototypes": optional(listed(_PAIR)),
-    "covariances": optional(listed(_SQUARE)),
+    "covariances": optional(listed(_COVARIANCE)),
 }
 
 
