@@ -16,6 +16,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from processes import leave_together
+
 if multiprocessing.current_process().name != "MainProcess":
     import conftest  # noqa: F401  (a spawned process imports torchvision as the tests do)
 
@@ -215,6 +217,7 @@ def process(rank: int, world: int, folder: str) -> None:
     again.train(resume_from_checkpoint=f"{folder}/checkpoint-3")
     states = {"through": run.model.state_dict(), "resumed": again.model.state_dict()}
     torch.save({**states, "loss": run.evaluate()["eval_loss"]}, Path(folder) / f"{rank}.pt")
+    leave_together()
 
 
 def test_two_processes_count_each_sample_once_and_resume_exactly(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_two_processes(page: str, tmp_path: Path) -> None:
     states = []
     for start in (0, 4):
         code = "import conftest  # imports torchvision as the tests do\n" + script(page)
+        code += "import processes\nprocesses.leave_together()\n"
         (tmp_path / "train.py").write_text(
             code.replace("\nSTART = 0", f"\nSTART = {start}"), encoding="utf-8"
         )

@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from processes import leave_together
+
 if multiprocessing.current_process().name != "MainProcess":
     import conftest  # noqa: F401  (a spawned process imports torchvision as the tests do)
 
@@ -158,7 +160,7 @@ def process(rank: int, world: int, folder: str) -> None:
             task.update_ema()
     state = {**task.get_checkpoint_state(), **task.get_checkpoint_state(ema=True)}
     torch.save({**state, "counted": task.net.class_count}, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave_together()
 
 
 def test_two_processes_end_with_the_same_network(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.multiprocessing as mp
 from toys import CLASSES, DIM, FEATURES, Batch, batches, lifted, sgd, step
 
 import protoseam as ps
+from processes import leave_together
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs torch.distributed with gloo")
 
@@ -108,10 +108,7 @@ def process(rank: int, world: int, folder: str) -> None:
         "remembered": remembered(rank, world),
     }
     torch.save(result, f"{folder}/{rank}.pt")
-    dist.barrier()
-    os._exit(
-        0
-    )  # an interpreter that ends may still be needed by gloo's thread, which then aborts the process
+    leave_together()
 
 
 @pytest.fixture(scope="module")
