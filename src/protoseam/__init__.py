@@ -81,19 +81,21 @@ else:
         return value
 
 
-def load(path: "str | os.PathLike[str]", *, device: str = "cpu") -> Any:
+def load(path: "str | os.PathLike[str]", *, device: str = "cpu", trust: bool = False) -> Any:
     """Load the deployed network of a finished run of ``protoseam train``. Needs the extra ``lab``.
 
     Args:
-        path: the run's directory.
-        device: where the network goes.
+        path: the run's directory; or an export of it, a ``.onnx``, ``.pt2`` or ``.safetensors`` file or a hub folder.
+        device: where the network goes; that of a ``.onnx`` or ``.pt2`` file stays on the CPU.
+        trust: load a ``.pt2`` file. PyTorch's loader can run code that such a file holds, so give it for files of your
+            own only.
 
     Returns:
         A module with ``classes`` (their names), ``transform`` (an image of any size to an input), ``predict`` (answers
         for images or paths) and a ``forward`` from inputs to logits: `protoseam.lab.engine.deployed.Deployed`.
 
     Raises:
-        ProtoSeamError: if there is no finished run, or one of its files is damaged.
+        ProtoSeamError: if there is no finished run, a file is damaged, or the export cannot be used.
 
     Example:
         >>> net = ps.load("runs/photos")  # doctest: +SKIP
@@ -101,7 +103,7 @@ def load(path: "str | os.PathLike[str]", *, device: str = "cpu") -> Any:
     """
     # by name: the library itself never imports the lab
     deployed = importlib.import_module("protoseam.lab.engine.deployed")
-    return deployed.load(Path(path).expanduser(), device=device)
+    return deployed.load(Path(path).expanduser(), device=device, trust=trust)
 
 
 def __dir__() -> list[str]:

@@ -195,6 +195,16 @@ def torch_file_as_weights(at: Place) -> list[str]:
     return ["eval", str(at.run), "--device=cpu"]
 
 
+def exported_weights(at: Place) -> list[str]:
+    (at.folder / "net.safetensors").write_bytes(at.pickled())
+    return ["predict", str(at.folder / "net.safetensors"), "x.png"]
+
+
+def hub_config(at: Place) -> list[str]:
+    write_folder(at.folder / "hub", {"config.json": at.pickled(), "model.safetensors": at.pickled()})
+    return ["predict", str(at.folder / "hub"), "x.png"]
+
+
 def run_config(at: Place) -> list[str]:
     (at.run / "config.yaml").write_bytes(at.pickled())
     return ["eval", str(at.run)]
@@ -234,7 +244,7 @@ PLACES: list[Callable[[Place], list[str]]] = [
     cifar10_batch, cifar100_names, idx_file, compressed_idx, npz_of_objects, npz_member, array_folder,
     memory_mapped_array, decoded_copy, image_folder, resumed_checkpoint, legacy_checkpoint, audited_checkpoint,
     manifest, deployed_weights, torch_file_as_weights, run_config, resumed_config, config_file, summary,
-    data_record, environment, study,
+    data_record, environment, study, exported_weights, hub_config,
 ]  # fmt: skip
 
 

@@ -19,7 +19,10 @@ _BATCH = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", type=Path, metavar="DIR", help="a finished run's directory, or an exported .onnx or .pt2 file"
+        "run",
+        type=Path,
+        metavar="DIR",
+        help="a finished run's directory; or an export of it: a .onnx, .pt2 or .safetensors file or a hub folder",
     )
     parser.add_argument(
         "images",
@@ -40,31 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from protoseam.lab.data.names import for_terminal
+    from protoseam.lab.engine.deployed import load
+    from protoseam.lab.engine.run import resolve_device
 
-    net = _load(args)
+    net = load(args.run, device=resolve_device(args.device), trust=args.trust)
     write = _csv if args.csv else _json if args.json else _table
     damaged: list[str] = []
     write(_answers(net, args.images, damaged), net)
     for line in damaged:
         print(for_terminal(f"protoseam predict: {line}"), file=sys.stderr)
     return 1 if damaged else 0
-
-
-def _load(args: argparse.Namespace) -> Deployed:
-    from protoseam.lab.engine.config import ConfigError
-    from protoseam.lab.engine.deployed import load, load_exported
-    from protoseam.lab.engine.run import resolve_device
-
-    if args.run.suffix not in (".pt2", ".onnx"):
-        return load(args.run, device=resolve_device(args.device))
-    if not args.run.is_file():
-        raise ConfigError(f"there is no file {args.run}")
-    if args.run.suffix == ".pt2" and not args.trust:
-        raise ConfigError(
-            f"{args.run}: PyTorch's loader of .pt2 files can run code that a file holds. If the file is your own, say "
-            "--trust; or name the run's directory, or an .onnx file"
-        )
-    return load_exported(args.run)
 
 
 def _answers(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[Prediction]:

@@ -6,8 +6,7 @@ Legend: B images, C classes, K width of the last layer's input.
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,15 @@ from protoseam.errors import DataError
 from protoseam.lab.data.images import Problem
 from protoseam.lab.data.samples import find_samples, fit_image, read_image
 from protoseam.lab.engine.answers import how_unusual
-from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.evaluate import load_network
-from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.exported import is_exported, read_exported
 from protoseam.lab.engine.latents import Seam
 from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.schemas import ABOUT, check
 from protoseam.lab.engine.seamfile import read_seam
 
-__all__ = ["Deployed", "Prediction", "load", "load_exported"]
+__all__ = ["Deployed", "Prediction", "load"]
 
 
 @dataclass(frozen=True)
@@ -166,74 +163,24 @@ class Deployed(nn.Module):
         return float(torch.searchsorted(self.quantiles, score.cpu())) / len(self.quantiles)
 
 
-def load(path: Path, *, device: str | torch.device = "cpu") -> Deployed:
+def load(path: Path, *, device: str | torch.device = "cpu", trust: bool = False) -> Deployed:
     """The deployed network of the finished run in ``path``; its data need not be there any more.
 
+    Args:
+        path: the run's directory; or an export of it, a ``.onnx``, ``.pt2`` or ``.safetensors`` file or a hub folder.
+        device: where the network goes; that of a ``.onnx`` or ``.pt2`` file stays on the CPU.
+        trust: load a ``.pt2`` file, whose loader can run code: only one of your own.
+
     Raises:
-        ConfigError: if there is no finished run.
-        StorageError: if one of its files is damaged.
+        ConfigError: if there is no finished run, or the export cannot be used.
+        StorageError: if a file is damaged.
+        LinkError: if a file in a hub folder is a link.
     """
+    if is_exported(path):
+        return Deployed(*read_exported(path, trust=trust)).to(device)
     # a run of an earlier version remembers nothing of its data: then the data has to be there
     data = RunData.read(path) or load_again(path, RunDirectory(path).read_config())
     network = load_network(path, data)
     seam, quantiles = read_seam(path, len(data.classes))
     mean, std = (torch.as_tensor(v).flatten().tolist() for v in (data.mean, data.std))
     return Deployed(network, data.classes, data.sample_shape, mean, std, seam, quantiles).to(device)
-
-
-def load_exported(path: Path) -> Deployed:
-    """The network in a ``.pt2`` or ``.onnx`` file of ``protoseam export``. A ``.pt2`` file can run code: only your own.
-
-    Raises:
-        ConfigError: if it is no such file, or a package is missing.
-    """
-    if path.suffix == ".onnx":
-        network, about = _from_onnx(path)
-    else:
-        network, about = _from_pt2(path)
-    try:
-        known = check(path, json.loads(about), ABOUT)
-    except (ValueError, StorageError) as error:
-        raise ConfigError(
-            f"{path} does not say what it takes and gives: export the run again ({error})"
-        ) from error
-    # it normalises images from 0 to 1 itself
-    channels = known["shape"][0]
-    return Deployed(network, known["classes"], known["shape"], [0.0] * channels, [1.0] * channels)
-
-
-class _Foreign(nn.Module):
-    """A network of another maker's; not a child, because a program of torch.export refuses train() and eval()."""
-
-    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.call = (call,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.call[0](x)
-
-
-def _from_pt2(path: Path) -> tuple[nn.Module, str]:
-    extra = {"about.json": ""}
-    try:
-        module = torch.export.load(path, extra_files=extra).module()
-    except Exception as error:  # whatever a damaged archive makes torch raise
-        raise ConfigError(f"{path} is no program of torch.export ({str(error).splitlines()[0]})") from error
-    return _Foreign(module), extra["about.json"]
-
-
-def _from_onnx(path: Path) -> tuple[nn.Module, str]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ConfigError("ONNX needs onnxruntime: pip install 'protoseam[onnx]'") from error
-    content = path.read_bytes()
-    try:
-        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has errors of its own
-        raise ConfigError(f"{path} is no ONNX model ({str(error).splitlines()[0]})") from error
-
-    def call(x: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["logits"], {"inputs": x.cpu().numpy()})[0])
-
-    return _Foreign(call), session.get_modelmeta().custom_metadata_map.get("about", "{}")

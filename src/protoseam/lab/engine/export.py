@@ -12,7 +12,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class About:
     mean: list[float]  # per channel of an image, or per feature
     std: list[float]
     classes: list[str]
+    model: str  # the network's name and options in the run's config, by which this library builds it again
+    model_options: dict[str, Any]
     resized: str | None = None  # what to do to images first, if the run's data was resized
 
     def json(self) -> str:
@@ -110,8 +112,8 @@ def _place(run: Path, out: Path | None, to: Format | None) -> tuple[Path, Format
 
 
 def _read(run: Path) -> tuple[nn.Module, About]:
-    # the data itself may be gone
-    data = RunData.read(run) or load_again(run, RunDirectory(run).read_config())
+    config = RunDirectory(run).read_config()
+    data = RunData.read(run) or load_again(run, config)  # the data itself may be gone
     size = data.image_size if isinstance(data, RunData) else None
     about = About(
         input="features" if len(data.sample_shape) == 1 else "images from 0 to 1",
@@ -119,6 +121,8 @@ def _read(run: Path) -> tuple[nn.Module, About]:
         mean=torch.as_tensor(data.mean).flatten().tolist(),
         std=torch.as_tensor(data.std).flatten().tolist(),
         classes=list(data.classes),
+        model=config.model,
+        model_options={name: value for name, value in config.model_options.items() if name != "pretrained"},
         resized=None if size is None else f"shorter side to {size} pixels, centre cropped",
     )
     return load_network(run, data, fold=True), about

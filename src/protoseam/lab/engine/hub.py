@@ -46,16 +46,16 @@ def hub_files(run: Path, network: nn.Module, about: About) -> dict[str, bytes]:
     by_timm = hasattr(network, "pretrained_cfg")
     card = _card(run, config, about, "timm" if by_timm else "pytorch").encode()
     if by_timm:
-        return {"README.md": card, **_timm_files(network, about, config.model_options)}
+        return {"README.md": card, **_timm_files(network, about)}
     return {
         "README.md": card,
-        "config.json": _plain_config(about, config),
+        "config.json": _plain_config(about),
         "model.safetensors": safetensors_bytes(network, about),
         "model.pt2": pt2_bytes(network, about),
     }
 
 
-def _timm_files(network: Any, about: About, options: dict[str, Any]) -> dict[str, bytes]:
+def _timm_files(network: Any, about: About) -> dict[str, bytes]:
     """What ``timm.models.save_for_hf`` writes for this network, its classes and its normalisation."""
     from timm.models import save_for_hf
 
@@ -72,18 +72,19 @@ def _timm_files(network: Any, about: About, options: dict[str, Any]) -> dict[str
     }
     if about.shape[0] != 3:  # timm would convert the first convolution from three channels once more
         network.pretrained_cfg.pop("first_conv", None)
-    arguments = {name: value for name, value in options.items() if name != "pretrained"}
     with tempfile.TemporaryDirectory() as folder:
         labels = {"num_classes": len(about.classes), "label_names": about.classes}
-        save_for_hf(network, folder, model_config=labels, model_args=arguments, safe_serialization=True)
+        save_for_hf(
+            network, folder, model_config=labels, model_args=about.model_options, safe_serialization=True
+        )
         return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
-def _plain_config(about: About, config: RunConfig) -> bytes:
+def _plain_config(about: About) -> bytes:
     labels = {str(i): name for i, name in enumerate(about.classes)}
     values = {
-        "architecture": config.model,
-        "model_args": config.model_options,
+        "architecture": about.model,
+        "model_args": about.model_options,
         "num_classes": len(about.classes),
         "id2label": labels,
         "label2id": {name: int(i) for i, name in labels.items()},

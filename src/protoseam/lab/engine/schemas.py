@@ -18,7 +18,7 @@ from protoseam.lab.engine.files import StorageError
 
 __all__ = [
     "ABOUT", "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW",
-    "check", "check_data", "check_state", "check_tensors", "problem",
+    "check", "check_about_weights", "check_data", "check_state", "check_tensors", "problem",
 ]  # fmt: skip
 
 _LARGEST = 1e300  # larger whole numbers of Python cannot be floats
@@ -241,14 +241,24 @@ def check(path: Path, value: Any, schema: Schema) -> Any:
 def check_data(path: Path, value: dict[str, Any]) -> dict[str, Any]:
     """A run's ``data.json``; mean and deviation are one number per channel or feature."""
     check(path, value, _DATA)
+    _check_normalisation(path, value, tuple(value["sample_shape"]))
+    return value
+
+
+def check_about_weights(path: Path, value: Any) -> dict[str, Any]:
+    """What a file of weights says of itself: what `ABOUT` asks for, the normalisation, and the network to build."""
+    known: dict[str, Any] = check(path, value, _ABOUT_WEIGHTS)
+    _check_normalisation(path, known, tuple(known["shape"]))
+    return known
+
+
+def _check_normalisation(path: Path, value: dict[str, Any], shape: tuple[int, ...]) -> None:
     for name in ("mean", "std"):
-        if len(value[name]) != value["sample_shape"][0]:
-            shape = tuple(value["sample_shape"])
+        if len(value[name]) != shape[0]:
             raise StorageError(
                 f"{path}: {name} is {value[name]!r:.80}, and samples of shape {shape} need {shape[0]} numbers: "
                 f"{_RESTORE}"
             )
-    return value
 
 
 def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> str | None:
@@ -309,6 +319,13 @@ SEAM: Mapping[str, Form] = {
 }
 # what an exported file says of itself
 ABOUT: Schema = {"classes": listed(NAME, 2), "shape": _DATA["sample_shape"]}
+_ABOUT_WEIGHTS: Schema = {
+    **ABOUT,
+    "mean": _DATA["mean"],
+    "std": _DATA["std"],
+    "model": NAME,
+    "model_options": ANYTHING,
+}
 BOUND: Schema = {"bound": optional(table(ANY_NUMBER))}
 
 
