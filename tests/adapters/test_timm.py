@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -20,7 +24,7 @@ import timm
 from timm.data import Mixup
 from timm.optim import create_optimizer_v2
 from timm.task import ClassificationTask
-from timm.utils import AverageMeter, dispatch_clip_grad
+from timm.utils import AverageMeter, NativeScaler, dispatch_clip_grad
 
 import protoseam as ps
 from protoseam.adapters.timm import LiftedTask
@@ -55,6 +59,8 @@ def train(
     done: int = 0,
     mixup: Any = None,
     stop: int = -1,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scaler: NativeScaler | None = None,
 ) -> list[dict[str, Tensor]]:
     results = []
     for epoch in task.net.epochs(batches(), epochs, done):
@@ -62,11 +68,15 @@ def train(
             break
         task.train()
         for x, y in batches():
-            result = task(*(mixup(x, y) if mixup else (x, y)))
+            with autocast():
+                result = task(*(mixup(x, y) if mixup else (x, y)))
             optimizer.zero_grad()
-            result["loss"].backward()
-            dispatch_clip_grad(task.get_clip_parameters(), 1.0)
-            optimizer.step()
+            if scaler:
+                scaler(result["loss"], optimizer, clip_grad=1.0, parameters=task.get_clip_parameters())
+            else:
+                result["loss"].backward()
+                dispatch_clip_grad(task.get_clip_parameters(), 1.0)
+                optimizer.step()
             task.update_ema()
             results.append(result)
     return results
@@ -102,6 +112,25 @@ def test_training_with_mixup_and_an_average(tmp_path: Path) -> None:
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, img_size=16, patch_size=8).eval()
     with torch.no_grad():
         torch.testing.assert_close(again(x), plain(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_mixed_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As timm's train.py: autocast around the task and validation, the backward outside; a scaler for float16."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # its bfloat16 fails on some processors
+    task, optimizer = made()
+    autocast = partial(torch.autocast, device_type="cpu", dtype=dtype)
+    scaler = NativeScaler(device="cpu") if dtype == torch.float16 else None
+    results = train(task, optimizer, 10, autocast=autocast, scaler=scaler)
+    with autocast():
+        assert task.net.embed(batches()[0][0]).dtype == dtype  # N1 does run in low precision
+        assert accuracy(task.get_eval_model()) > 0.95
+        assert accuracy(task.get_eval_model(ema=True)) > 0.95
+    net = task.net
+    assert {value.dtype for value in results[-1].values()} == {torch.float32}
+    assert net.prototypes.dtype == net.covariance.factors.dtype == torch.float32
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+    assert accuracy(task.deploy()) > 0.95
 
 
 def test_resume_from_timms_checkpoint_is_exact(tmp_path: Path) -> None:
