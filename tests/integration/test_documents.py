@@ -180,6 +180,25 @@ def spoken() -> Iterator[str]:
                 yield node.value
 
 
+def test_the_bound_holds_at_as_many_audits_as_the_page_of_theory_says() -> None:
+    held = {}
+    for file in (ROOT / "results").glob("*/cifar*-protoseam-*.json"):
+        rows = json.loads(file.read_text()).get("metrics", [])
+        if found := [row["audit"] for row in rows if "audit" in row]:
+            held[file.stem] = [audit["risk"] <= audit["bound"] for audit in found]
+    assert all(map(all, held.values()))
+    of_the_page = [
+        "cifar100-resnet8-protoseam-43",
+        "cifar100-vit_s-protoseam-42",
+        *(f"cifar100-vit_s_conv-protoseam-{seed}" for seed in (42, 43, 44)),
+        "cifar100-vit_s-protoseam-42_dim-384_depth-12_heads-6_mlp-1536",
+    ]
+    assert [len(held[name]) for name in of_the_page] == [10] * 6
+    page = (ROOT / "docs" / "theory.md").read_text()
+    assert "Six ProtoSeam runs of 200 epochs were audited every 20 epochs" in page
+    assert "**It holds at all sixty audits**, ten per run" in page
+
+
 def test_the_messages_that_troubleshooting_quotes_exist() -> None:
     page, texts = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), "\n".join(spoken())
     symptoms = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
