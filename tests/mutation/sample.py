@@ -56,12 +56,14 @@ TESTS = {
     "lab/pipeline/augment.py": "pipeline/test_augment pipeline/test_draws",
     "lab/data/cache.py": "data/test_catalog data/test_decoded_copies hostile/test_links hostile/test_schemas",
     "lab/data/catalog.py": "data/test_catalog data/test_data_cli",
-    "lab/pipeline/counter_rng.py": "pipeline/test_counter_rng pipeline/test_draws pipeline/test_augment",
+    "lab/pipeline/counter_rng.py": "pipeline/test_counter_rng pipeline/test_draws pipeline/test_augment "
+    "pipeline/test_randaugment",
     "lab/data/dataset.py": "data/test_dataset_checks hostile/test_bad_data data/test_arrays",
     "lab/data/download.py": "data/test_download hostile/test_links",
-    "lab/data/images.py": "data/test_images data/test_decoded_copies",
+    "lab/data/images.py": "data/test_images data/test_image_folders data/test_resizing data/test_decoded_copies",
     "lab/data/links.py": "hostile/test_links",
-    "lab/data/loading.py": "data/test_catalog data/test_images data/test_decoded_copies hostile/test_odd_settings",
+    "lab/data/loading.py": "data/test_catalog data/test_image_folders data/test_resizing data/test_decoded_copies "
+    "hostile/test_odd_settings",
     "lab/data/names.py": "hostile/test_names",
     "lab/data/pickles.py": "data/test_readers hostile/test_pickles_everywhere",
     "lab/pipeline/randaugment.py": "pipeline/test_randaugment",
@@ -69,7 +71,7 @@ TESTS = {
     "lab/pipeline/resident.py": "pipeline/test_resident engine/test_promises engine/test_training",
     "lab/data/split.py": "data/test_split",
     "lab/data/streams.py": "data/test_archives data/test_decoded_copies",
-    "lab/data/trees.py": "data/test_images data/test_decoded_copies",
+    "lab/data/trees.py": "data/test_images data/test_image_folders data/test_resizing data/test_decoded_copies",
     "lab/data/verification.py": "data/test_data_cli data/test_decoded_copies data/test_catalog",
 }
 Mutant = tuple[str, int, int, int, str]  # module, node, which of its changes, line, what was changed
