@@ -28,8 +28,10 @@ def _imported(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def targets() -> ModuleType:
-    return _imported("fuzz_targets")
+def targets() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TORTURE)  # it imports its neighbours
+        yield _imported("fuzz_targets")
 
 
 def damaged(seed: bytes, rng: random.Random) -> bytes:
