@@ -45,9 +45,8 @@ for _ in net.epochs(loader, 3):
         loss.backward()
         optimizer.step()
 
-net.refit_head(
-    loader
-)  # N2 as the linear discriminant of the embeddings: in three epochs it has not learned enough
+# After the last epoch net.epochs has set N2 in closed form, if that classifies more of the images rightly: in three
+# epochs N2 cannot learn enough.
 plain = net.deploy(fold=True)
 with torch.no_grad():
     accuracy = (plain(x_new[test]).argmax(1) == y_new[test]).double().mean()

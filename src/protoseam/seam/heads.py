@@ -13,12 +13,14 @@ from protoseam.core.covariance import class_moments
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.errors import SeamError, SeamWarning
 from protoseam.seam.covariance import DEFAULT_FLOOR
-from protoseam.seam.processes import all_reduce
+from protoseam.seam.processes import all_reduce, broadcast
 
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = ["refit", "refit_linear", "scale_logits", "temperature_of"]
+__all__ = ["can_refit", "refit", "refit_if_better", "refit_linear", "scale_logits", "temperature_of"]
+
+_ROWS = 8192  # logits of so many samples at a time
 
 
 @torch.no_grad()
@@ -35,6 +37,48 @@ def refit(net: LiftedNetwork, embeddings: tuple[Tensor, Tensor] | None) -> None:
     floored_KK = covariance_KK + DEFAULT_FLOOR**2 * torch.eye(net.dim).to(covariance_KK)
     prior_C = count_C if net.class_weights == "frequency" else None
     refit_linear(net.n2, mean_CK, floored_KK, prior_C, what="refit_head")
+
+
+def can_refit(net: LiftedNetwork) -> bool:
+    """Whether N2 has a closed form, as one Linear with a bias on the seam's vector, and may change."""
+    head = net.n2
+    return (
+        isinstance(head, nn.Linear)
+        and head.bias is not None
+        and head.weight.shape == (net.num_classes, net.dim)
+        and head.weight.requires_grad
+    )
+
+
+@torch.no_grad()
+def refit_if_better(net: LiftedNetwork, z_NK: Tensor, y_N: Tensor) -> bool:
+    """Replace N2 by the discriminant of these embeddings if that classifies more of them rightly; was it replaced?
+
+    A class without a sample has no mean, and N2 stays.
+    """
+    kept = {name: value.clone() for name, value in net.n2.state_dict().items()}
+    before = _right(net.n2, z_NK, y_N)
+    refit(net, (z_NK, y_N))
+    found = torch.tensor(
+        [_right(net.n2, z_NK, y_N) - before, *torch.bincount(y_N, minlength=net.num_classes)]
+    )
+    reduce = all_reduce()
+    if reduce is not None:
+        reduce(found)
+    better = bool(found[0] > 0 and found[1:].all())
+    if better:
+        for p in net.n2.parameters():
+            broadcast(p.data)  # the same to the last bit in every process
+    else:
+        net.n2.load_state_dict(kept)
+    return better
+
+
+def _right(head: nn.Module, z_NK: Tensor, y_N: Tensor) -> int:
+    """How many of these a head classifies rightly."""
+    weight = next(head.parameters())
+    parts = zip(z_NK.split(_ROWS), y_N.split(_ROWS), strict=True)
+    return sum(int((head(z.to(weight)).argmax(1).to(y.device) == y).sum()) for z, y in parts)
 
 
 @torch.no_grad()

@@ -189,6 +189,9 @@ class Lifted(LiftedNetwork):
     ) -> None:
         """End an epoch: new factors of Σ̃. Sweeps the loader only if the estimator needs the data.
 
+        After the last epoch that :meth:`set_progress` announced it also looks whether a linear discriminant is the
+        better N2 (the option ``refit``), which takes a sweep of its own.
+
         Args:
             loader: the training data, as for :meth:`epochs`.
             embeddings: ``(N1(x), y)`` of the data instead.
@@ -213,8 +216,23 @@ class Lifted(LiftedNetwork):
         if z_NK is not None:
             self._checks.look(self, z_NK, self.class_count)
         self._checks.refreshed(self)
+        if self.refits_now and (loader is not None or embeddings is not None):
+            try:
+                samples = (
+                    self._swept(loader, embeddings, "refresh") if z_NK is None or y_N is None else (z_NK, y_N)
+                )
+            except ArgumentError as error:  # training is over, and it was training that counted
+                warnings.warn(f"N2 stays as it was trained: {error}", SeamWarning, stacklevel=2)
+            else:
+                heads.refit_if_better(self, *samples)
 
     # ------------------------------------------------------------------ N2 in closed form, and the way out
+
+    @property
+    def refits_now(self) -> bool:
+        """Whether the next :meth:`refresh` ends the last epoch and, given data, looks for a better N2."""
+        epoch, epochs = self.progress.tolist()
+        return bool(self.refit and epoch + 1 == epochs and heads.can_refit(self))
 
     def refit_head(self, loader: Iterable[Any] | None = None) -> None:
         """Set N2 in closed form, as a linear discriminant; N2 must be one Linear with a bias.

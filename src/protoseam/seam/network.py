@@ -93,7 +93,7 @@ class LiftedNetwork(KeepsState):
         check_draws(self.draws, self.antithetic)
         self.class_weights: ClassWeights = values["class_weights"]
         self.loss_fn: Loss | None = values["loss_fn"]
-        self.label_smoothing = values["label_smoothing"]
+        self.label_smoothing, self.refit = values["label_smoothing"], values["refit"]
         self.init = init if isinstance(init, str) else "given"
         device = next((p.device for p in n1.parameters()), torch.device("cpu"))
         self.prototypes = nn.Parameter(first_prototypes(init, num_classes, dim).to(device))
@@ -104,7 +104,7 @@ class LiftedNetwork(KeepsState):
         self.covariance.begin(rho)
         self.keep(
             rho=torch.tensor(rho, device=device),
-            progress=torch.tensor([0, 1], device=device),
+            progress=torch.tensor([0, 0], device=device),
             class_count=torch.zeros(num_classes, dtype=torch.int64, device=device),
             ready=torch.tensor(self.init != "fsinit", device=device),
         )

@@ -151,6 +151,14 @@ class Options(TypedDict, total=False):
             0.0, "label smoothing of N2's cross-entropy, a share; only without ``loss_fn``", least=0, below=1
         ),
     ]
+    refit: Annotated[
+        bool,
+        Option(
+            True,
+            "after the last epoch, replace N2 by the linear discriminant of the embeddings where that classifies more "
+            "of the training samples rightly; only where N2 is one Linear with a bias",
+        ),
+    ]
 
 
 OPTIONS: dict[str, Option] = {

@@ -99,6 +99,7 @@ def reference(config: RunConfig, dataset: ArrayDataset, paper_augmentation: bool
             schedule=ps.SineAnneal(1.0, 16.0),
             covariance=ps.ExactCovariance(floor=0.1),
             draws=1,
+            refit=False,
         )
     if config.variant == "unlifted":
         assert net is not None

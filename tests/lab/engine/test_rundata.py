@@ -153,17 +153,17 @@ def test_an_older_runs_settings_stay_in_force(here: Path) -> None:
     file = here / "run" / "config.yaml"
     stored = yaml.safe_load(file.read_text())
     assert stored["optim"]["clip"] == 1.0
-    assert (stored["lift"]["bounded"], stored["lift"]["seam_speed"]) == (True, 30.0)
+    assert [stored["lift"][name] for name in ("bounded", "seam_speed", "refit")] == [True, 30.0, True]
     for name in ("clip", "name"):
         del stored["optim"][name]
-    for name in ("bounded", "seam_speed"):
+    for name in ("bounded", "seam_speed", "refit"):
         del stored["lift"][name]
     for name in ("image_size", "mixup", "cutmix", "label_smoothing", "average", "init_from"):
         del stored[name]
     file.write_text(yaml.safe_dump({**stored, "batch_size": 128}))
     config = RunDirectory(here / "run").read_config()
     assert config.optim.clip == 0.0
-    assert (config.lift.bounded, config.lift.seam_speed) == (False, 1.0)
+    assert (config.lift.bounded, config.lift.seam_speed, config.lift.refit) == (False, 1.0, False)
     assert config.batch_size == 128
     resume(here / "run", quiet=True)
     catalogued = as_begun({"data": "digits", "optim": {"lr": 0.1}})

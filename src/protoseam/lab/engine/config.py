@@ -88,6 +88,7 @@ class LiftConfig:
             paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
         bounded: keep gradients within the limits that follow from the objective, so that rates usual for
             cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
+        refit: {refit}. null: only for data of one's own (the paper does not), and without an average.
     """
 
     dim: int = DEFAULT_DIM
@@ -105,6 +106,7 @@ class LiftConfig:
     clean_pass: bool = False
     seam_speed: float | None = None
     bounded: bool | None = None
+    refit: bool | None = None
 
 
 LiftConfig.__doc__ = (LiftConfig.__doc__ or "").format(**{k: v.description for k, v in OPTIONS.items()})
@@ -247,6 +249,10 @@ class RunConfig:
             raise ConfigError(
                 f"average is the decay of an average of weights, between 0 and 1 (e.g. 0.999), got {self.average}"
             )
+        if self.average is not None and self.lift.refit:
+            raise ConfigError(
+                "lift.refit sets the last N2, and average deploys an average of all: leave one out"
+            )
         moving = self.lift.covariance in ("running", "switch")
         if (self.mixup or self.cutmix) and self.variant == "protoseam" and moving:
             raise ConfigError(
@@ -278,6 +284,7 @@ def resolved(config: RunConfig) -> RunConfig:
     batch_size, clip, lift = config.batch_size, optim.clip, config.lift
     bounded = lift.bounded if lift.bounded is not None else not catalogued
     speed = lift.seam_speed if lift.seam_speed is not None else _PAPER_SPEED if catalogued else SEAM_SPEED
+    refit = lift.refit if lift.refit is not None else not catalogued and config.average is None
     draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
@@ -288,7 +295,7 @@ def resolved(config: RunConfig) -> RunConfig:
         config,
         batch_size=batch_size,
         optim=dataclasses.replace(optim, lr=lr, weight_decay=decay, clip=clip),
-        lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws),
+        lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws, refit=refit),
     )
 
 
@@ -300,7 +307,7 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
         return values
     before: dict[str, dict[str, Any]] = {
         "optim": {"clip": 0.0, "name": "sgd"},
-        "lift": {"seam_speed": _PAPER_SPEED, "bounded": False},
+        "lift": {"seam_speed": _PAPER_SPEED, "bounded": False, "refit": False},
     }
     filled = {k: {**old, **values[k]} for k, old in before.items() if isinstance(values.get(k), dict)}
     return {**values, **filled}

@@ -68,7 +68,10 @@ def end_epoch(run: Run, started: float) -> dict[str, Any]:
     """Refresh Σ̂, validate, and return the metrics of the epoch that began at ``started`` (time.perf_counter)."""
     skipped = _check(run)
     run.processes.share_buffers(run.objective)
-    run.objective.end_epoch(sweep(run) if run.objective.needs_embeddings else None)
+    embeddings = sweep(run) if run.objective.needs_embeddings else None
+    with run.optimizer.full_precision():  # the last epoch's end may set N2
+        run.objective.end_epoch(embeddings)
+    run.optimizer.synchronise()
     sums = run.processes.mean(run.step.sums / (run.data.steps - skipped)).tolist()
     terms = dict(zip(run.objective.terms, sums, strict=True))
     accuracy = run.accuracy("validation") if _due(run, run.config.eval_every) else None

@@ -144,7 +144,7 @@ class Lifting(AbstractObjective):
 
     @property
     def needs_embeddings(self) -> bool:
-        return self.net.covariance.needs_pass
+        return self.net.covariance.needs_pass or self.net.refits_now
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))
@@ -226,6 +226,7 @@ def build_objective(config: RunConfig, model: nn.Module, num_classes: int) -> Ab
             antithetic=config.lift.antithetic,
             class_weights=config.lift.class_weights,
             label_smoothing=config.label_smoothing,
+            refit=bool(config.lift.refit),
         )
     except ValueError as error:
         raise ConfigError(f"{config.model} cannot be lifted: {error}") from error

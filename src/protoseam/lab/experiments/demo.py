@@ -94,7 +94,7 @@ def build(variant: Variant, seed: int, **options: Any) -> nn.Module:
     if variant == "Baseline":
         return model
     # the settings its rates were searched with, the paper's
-    papers: dict[str, Any] = {"dim": DIM, "covariance": ps.ExactCovariance(), "draws": 1}
+    papers: dict[str, Any] = {"dim": DIM, "covariance": ps.ExactCovariance(), "draws": 1, "refit": False}
     lifted = ps.lift(model, num_classes=10, **{**papers, **options})
     # The control: the network ProtoSeam deploys, trained end to end without prototypes
     return lifted.deploy().train() if variant == "Unlifted" else lifted

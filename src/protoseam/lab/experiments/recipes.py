@@ -77,7 +77,7 @@ _OWN: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
     ("mnist", "convnet"): {"baseline": (0.05, 5e-4), "unlifted": (0.05, 5e-4), "protoseam": (0.005, 5e-4)},
 }
 # alg:lifted: one draw per class, S and N2 trained like the rest, gradients as they are.
-_PAPER_LIFT = LiftConfig(draws=1, seam_speed=1.0, bounded=False)
+_PAPER_LIFT = LiftConfig(draws=1, seam_speed=1.0, bounded=False, refit=False)
 _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"batch_size": 64, "epochs": 25, "device": "cpu"},
     "mnist": {"batch_size": CATALOGUED_BATCH, "epochs": 30, "lift": dataclasses.replace(_PAPER_LIFT, dim=2)},

@@ -130,6 +130,6 @@ def _config(variant: Variant, seed: int, epochs: int, dim: int, floor: float) ->
             momentum=recipe.momentum,
             warmup_epochs=recipe.warmup * epochs,
         ),
-        lift=LiftConfig(dim=dim, floor=floor, draws=1, seam_speed=1.0, bounded=False),
+        lift=LiftConfig(dim=dim, floor=floor, draws=1, seam_speed=1.0, bounded=False, refit=False),
         device="cpu",
     )

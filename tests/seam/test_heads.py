@@ -1,0 +1,85 @@
+"""N2 in closed form after the last epoch: where it is better, and only there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from toys import CLASSES, batches, lifted
+
+import protoseam as ps
+
+DATA = batches()
+
+
+def right(net: ps.Lifted) -> int:
+    net.eval()
+    return sum(int((net(x).argmax(1) == y).sum()) for x, y in DATA)
+
+
+def spoiled(net: ps.Lifted, epoch: int) -> Tensor:
+    """A head that answers the last class, and an epoch's end."""
+    with torch.no_grad():
+        net.n2.weight.zero_()
+        net.n2.bias.copy_(torch.arange(CLASSES))
+    before = net.n2.weight.clone()
+    net.set_progress(epoch, 3)
+    net.refresh(DATA)
+    return before
+
+
+def test_the_last_epoch_replaces_a_head_by_a_better_discriminant() -> None:
+    net = lifted(init="fsinit")
+    net.initialize(DATA)
+    assert torch.equal(spoiled(net, 1), net.n2.weight)  # not the last epoch
+    before = right(net)
+    spoiled(net, 2)
+    assert right(net) > before
+    found = net.n2.weight.clone()
+    net.refit_head(DATA)
+    assert torch.equal(net.n2.weight, found)
+
+
+def test_a_head_that_is_no_worse_than_the_discriminant_stays() -> None:
+    net = lifted(init="fsinit")
+    net.initialize(DATA)
+    net.refit_head(DATA)
+    with torch.no_grad():
+        net.n2.weight.mul_(3)  # the same answers
+        net.n2.bias.mul_(3)
+    before = net.n2.weight.clone()
+    net.set_progress(2, 3)
+    net.refresh(DATA)
+    assert torch.equal(net.n2.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:class 0 has no sample")
+def test_no_head_is_replaced_where_that_makes_no_sense() -> None:
+    without = lifted(init="fsinit", refit=False)
+    frozen = lifted(init="fsinit")
+    frozen.n2.requires_grad_(False)
+    absent = lifted(init="random")
+    for net in (without, frozen):
+        net.initialize(DATA)
+        assert torch.equal(spoiled(net, 2), net.n2.weight)
+    few = [(x[y > 0], y[y > 0]) for x, y in DATA]
+    absent.initialize(few)
+    with torch.no_grad():
+        absent.n2.weight.zero_()
+    absent.set_progress(2, 3)
+    absent.refresh(few)
+    assert not absent.n2.weight.any()
+
+
+def test_mixed_targets_leave_the_head_as_it_was_trained() -> None:
+    net = lifted(init="fsinit", covariance=ps.RunningCovariance())
+    net.initialize(DATA)
+    net.objective(*DATA[0])
+    net.set_progress(2, 3)
+    before = net.n2.weight.clone()
+    mixed = [(x, torch.full((len(x), CLASSES), 1 / CLASSES)) for x, _ in DATA]
+    with pytest.warns(
+        ps.SeamWarning, match="N2 stays as it was trained: refresh needs the class of each sample"
+    ):
+        net.refresh(mixed)
+    assert torch.equal(net.n2.weight, before)
