@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -82,4 +84,19 @@ def test_mixed_targets_leave_the_head_as_it_was_trained() -> None:
         ps.SeamWarning, match="N2 stays as it was trained: refresh needs the class of each sample"
     ):
         net.refresh(mixed)
+    assert torch.equal(net.n2.weight, before)
+
+
+def test_data_without_an_end_is_not_swept() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            while True:
+                yield from DATA
+
+    net = lifted(init="random", covariance=ps.RunningCovariance())
+    before = net.n2.weight.clone()
+    net.set_progress(0, 1)
+    net.objective(*DATA[0])
+    net.refresh(Endless())
+    net.refresh()
     assert torch.equal(net.n2.weight, before)

@@ -216,7 +216,7 @@ class Lifted(LiftedNetwork):
         if z_NK is not None:
             self._checks.look(self, z_NK, self.class_count)
         self._checks.refreshed(self)
-        if self.refits_now and (loader is not None or embeddings is not None):
+        if self.refits_now and (embeddings is not None or self._has_end(loader)):
             try:
                 samples = (
                     self._swept(loader, embeddings, "refresh") if z_NK is None or y_N is None else (z_NK, y_N)
@@ -314,6 +314,15 @@ class Lifted(LiftedNetwork):
     def _rate(self) -> float | None:
         """N1's learning rate now, as far as the optimizer works on the groups it was given."""
         return None if self._groups is None else float(self._groups[0]["lr"])
+
+    def _has_end(self, loader: Any) -> bool:
+        """Whether there is data to sweep: it has a length, or was swept before."""
+        if loader is None:
+            return False
+        try:
+            return len(loader) > 0
+        except TypeError:
+            return self._checks.samples > 0
 
     def _swept(
         self, loader: Iterable[Any] | None, embeddings: tuple[Tensor, Tensor] | None, what: str
