@@ -30,6 +30,13 @@ def test_rates_follow_the_optimizer(name: str, lr: float, decay: float) -> None:
     assert (searched.lr, searched.weight_decay) == (lr, decay)
 
 
+def test_lifting_ones_own_data_takes_more_weight_decay() -> None:
+    own = RunConfig(data="./digits")
+    assert resolved(own).optim.weight_decay == 0.3
+    assert resolved(dataclasses.replace(own, variant="baseline")).optim.weight_decay == 0.01
+    assert resolved(dataclasses.replace(own, optim=OptimConfig(weight_decay=0.1))).optim.weight_decay == 0.1
+
+
 def test_a_default_and_its_value_are_the_same_run() -> None:
     config = RunConfig(data="digits")
     explicit = dataclasses.replace(config, batch_size=128, optim=OptimConfig(0.02, 5e-4))
