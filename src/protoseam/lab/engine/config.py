@@ -51,8 +51,8 @@ class OptimConfig:
         name: sgd (with Nesterov momentum; paper, protocol) or adamw (with decoupled weight decay). null: adamw for
             your own data if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
-            data set and where lift.bounded does its work, else 1.0: small batches can otherwise end any rate's
-            training at chance. 0: none.
+            data set and for adamw where lift.bounded does its work, else 1.0: small batches can otherwise end any
+            rate's training at chance. 0: none.
     """
 
     lr: float | None = None
@@ -283,8 +283,8 @@ def resolved(config: RunConfig) -> RunConfig:
     usual: Literal["sgd", "adamw"] = "sgd" if catalogued or config.optim.lr is not None else "adamw"
     optim = dataclasses.replace(config.optim, name=config.optim.name or usual)
     lr, decay = optim.resolved()
-    own_lifted = not catalogued and config.variant == "protoseam"
-    if own_lifted and optim.name == "adamw" and optim.weight_decay is None:
+    own_lifted_adamw = not catalogued and config.variant == "protoseam" and optim.name == "adamw"
+    if own_lifted_adamw and optim.weight_decay is None:
         decay = _LIFTED_DECAY
     batch_size, clip, lift = config.batch_size, optim.clip, config.lift
     bounded = lift.bounded if lift.bounded is not None else not catalogued
@@ -294,7 +294,7 @@ def resolved(config: RunConfig) -> RunConfig:
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
     elif clip is None:
-        clip = None if own_lifted and bounded else _OWN_CLIP  # bounded gradients need no second limit
+        clip = None if own_lifted_adamw and bounded else _OWN_CLIP  # it needs no second limit
     return dataclasses.replace(
         config,
         batch_size=batch_size,
