@@ -59,9 +59,8 @@ def refit_if_better(net: LiftedNetwork, z_NK: Tensor, y_N: Tensor) -> bool:
     kept = {name: value.clone() for name, value in net.n2.state_dict().items()}
     before = _right(net.n2, z_NK, y_N)
     refit(net, (z_NK, y_N))
-    found = torch.tensor(
-        [_right(net.n2, z_NK, y_N) - before, *torch.bincount(y_N, minlength=net.num_classes)]
-    )
+    gain = torch.tensor([_right(net.n2, z_NK, y_N) - before])
+    found = torch.cat([gain, torch.bincount(y_N, minlength=net.num_classes).cpu()])
     reduce = all_reduce()
     if reduce is not None:
         reduce(found)

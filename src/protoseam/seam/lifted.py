@@ -189,8 +189,8 @@ class Lifted(LiftedNetwork):
     ) -> None:
         """End an epoch: new factors of Σ̃. Sweeps the loader only if the estimator needs the data.
 
-        After the last epoch that :meth:`set_progress` announced it also looks whether a linear discriminant is the
-        better N2 (the option ``refit``), which takes a sweep of its own.
+        After the last epoch that :meth:`set_progress` announced it also checks whether a linear discriminant is the
+        better N2 (the option ``refit``). That takes a sweep of its own.
 
         Args:
             loader: the training data, as for :meth:`epochs`.

@@ -69,9 +69,12 @@ def end_epoch(run: Run, started: float) -> dict[str, Any]:
     skipped = _check(run)
     run.processes.share_buffers(run.objective)
     embeddings = sweep(run) if run.objective.needs_embeddings else None
-    with run.optimizer.full_precision():  # the last epoch's end may set N2
+    if run.objective.seam is not None and run.objective.seam.refits_now:
+        with run.optimizer.full_precision():  # N2 is set in the masters
+            run.objective.end_epoch(embeddings)
+        run.optimizer.synchronise()
+    else:
         run.objective.end_epoch(embeddings)
-    run.optimizer.synchronise()
     sums = run.processes.mean(run.step.sums / (run.data.steps - skipped)).tolist()
     terms = dict(zip(run.objective.terms, sums, strict=True))
     accuracy = run.accuracy("validation") if _due(run, run.config.eval_every) else None
