@@ -83,11 +83,11 @@ def all_scores(
     else:
         pairs = list(train())
         z, y = over(embed, (x for x, _ in pairs)).float(), torch.cat([y for _, y in pairs])
+        features = [over(embed, v).float() for v in (inside, outside)]
         for name, kind in {"Mahalanobis": Mahalanobis, "RMD": RMD, "KNN": KNN}.items():
-            detector = kind(None).to(z.device).fit_features(z, y)
-            found[name] = tuple(
-                over(lambda x, d=detector: d.predict_features(embed(x).float()), v) for v in (inside, outside)
-            )
+            device = torch.device("cpu") if kind is KNN else z.device  # scikit-learn searches the neighbours
+            detector = kind(None).to(device).fit_features(z.to(device), y.to(device))
+            found[name] = tuple(detector.predict_features(v.to(device)) for v in features)
     return {name: metrics(*pair) for name, pair in found.items()}
 
 

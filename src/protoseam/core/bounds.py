@@ -55,13 +55,13 @@ def consensus_factor(
     Returns:
         A factor in (0, 1], a scalar.
     """
-    share = torch.minimum(
-        KAPPA_POLYAK * loss / (lr * gradient_square + _TINY),
-        KAPPA_WEIGHTS * (weight_square / (gradient_square + _TINY)).sqrt() / lr,
+    gradient_square = gradient_square + _TINY
+    longest = torch.minimum(
+        KAPPA_POLYAK * loss / gradient_square, KAPPA_WEIGHTS * (weight_square / gradient_square).sqrt_()
     )
     if feature_square is not None:
-        share = torch.minimum(share, KAPPA_FEATURES / (lr * rho * feature_square + _TINY))
-    return share.clamp(max=1.0)
+        longest = torch.minimum(longest, KAPPA_FEATURES / (rho * feature_square))
+    return (longest / lr).clamp_(max=1.0)
 
 
 def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> Tensor:
@@ -78,11 +78,12 @@ def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> T
     Returns:
         A factor in (0, 1], a scalar.
     """
-    spread = factors.square().sum((-2, -1)).mean() if factors.ndim == 3 else None
-    if spread is None:
-        spread = factors.square().expand(-1, prototypes_CK.shape[1]).sum(1).mean()
-    square = prototypes_CK.square().sum(1).mean() + spread
-    return (KAPPA_HEAD / (lr * 0.5 * (square + 1))).clamp(max=1.0)
+    C, K = prototypes_CK.shape
+    # tr Σ̃ summed over the classes; a leading or trailing 1 of the factors stands for all classes or coordinates
+    copies = C // len(factors) * (1 if factors.ndim == 3 else K // factors.shape[1])
+    square = torch.linalg.vector_norm(prototypes_CK).square_()
+    square = square + copies * torch.linalg.vector_norm(factors).square_()
+    return (2 * KAPPA_HEAD * C / (lr * (square + C))).clamp_(max=1.0)
 
 
 def prototype_factors(gradient_CK: Tensor, alpha: float, lr: float | Tensor) -> Tensor:
@@ -99,4 +100,5 @@ def prototype_factors(gradient_CK: Tensor, alpha: float, lr: float | Tensor) -> 
     Returns:
         Factors in (0, 1], ``(C, 1)``.
     """
-    return (KAPPA_PROTOTYPES / (alpha * lr * gradient_CK.norm(dim=1, keepdim=True) + _TINY)).clamp(max=1.0)
+    length_C1 = torch.linalg.vector_norm(gradient_CK, dim=1, keepdim=True)
+    return (KAPPA_PROTOTYPES / (alpha * lr) / length_C1).clamp_(max=1.0)

@@ -234,7 +234,9 @@ def sampled_classification(
     z_MCK = sample(prototypes_CK, factors, draws=draws, antithetic=antithetic, generator=generator)
     C = z_MCK.shape[1]
     logits = at_least_float32(head(z_MCK.flatten(0, 1)))
-    labels = torch.arange(C, device=logits.device).repeat(draws)
+    labels = torch.arange(C, device=logits.device)
+    if draws > 1:
+        labels = labels.repeat(draws)
     if loss_fn is None:
         losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
     else:
@@ -251,5 +253,4 @@ def sampled_classification(
             f"loss_fn must return one loss per sample ({draws * C} of them) or a scalar; "
             f"it returned shape {tuple(losses.shape)}"
         )
-    per_class_C = losses.reshape(draws, C).mean(0)
-    return per_class_C.mean() if class_weights is None else (class_weights * per_class_C).sum()
+    return losses.mean() if class_weights is None else (class_weights * losses.reshape(draws, C).mean(0)).sum()

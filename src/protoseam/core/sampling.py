@@ -35,7 +35,7 @@ def apply_factors(factors: Tensor, xi_MCK: Tensor) -> Tensor:
     if factors.shape[0] == 1:  # one matrix: a single GEMM over all draws of all classes
         return xi_MCK @ factors[0].mT
     # (C, K, K) @ (C, K, M): each factor is read once, however many draws there are
-    return (factors @ xi_MCK.permute(1, 2, 0)).permute(2, 0, 1)
+    return torch.bmm(factors, xi_MCK.permute(1, 2, 0)).permute(2, 0, 1)
 
 
 def check_draws(draws: int, antithetic: bool) -> None:

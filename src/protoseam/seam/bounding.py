@@ -35,32 +35,35 @@ class GradientBounds:
 
     def __init__(self, lr: float, seam_lr: float, groups: Sequence[dict[str, Any]] = ()) -> None:
         self.lr, self.seam_lr, self.groups = lr, seam_lr, groups
-        self.feature_square: Tensor | None = (
-            None  # E‖(h, 1)‖² of the last batch, h the input of N1's last Linear
-        )
-        self._applied: tuple[Tensor, Tensor] | None = (
-            None  # to N1's and N2's gradients, since they were zeroed
-        )
-        self._loss: Tensor | None = None  # the consensus term behind them, times its weight
-        self._features: Tensor | None = None  # and E‖(h, 1)‖², likewise
-        self._weight: Tensor | None = None  # 1, or what a loss scale or an accumulation makes of it
+        self.feature_square: Tensor | None = None  # E‖(h, 1)‖² of the last batch, h the input of N1's last Linear
+        # Since the gradients were zeroed: what was applied to N1's and N2's, the mean consensus term and E‖(h, 1)‖²
+        # behind them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
+        self._applied: tuple[Tensor | float, Tensor | float] | None = None
+        self._loss: Tensor | None = None
+        self._features: Tensor | None = None
+        self._weight: Tensor | None = None
+        # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
+        self._parameters: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
 
     @torch.no_grad()
     def begin(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
-        n1, n2 = _gradients(net.n1), _gradients(net.n2)
-        left: Tensor | None
-        if n1 and self._applied is not None:
-            left = (_square(n1) > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
-            self._add_decay(net, left * (1 - self._applied[0]))
-            for gradients, factor in zip((n1, n2), self._applied, strict=True):
-                if gradients:
-                    torch._foreach_div_(gradients, factor)
-        else:
-            left = None
-        self._loss = _added(weight * loss, left, self._loss)
-        self._features = None if features is None else _added(weight * features, left, self._features)
-        self._weight = _added(weight, left, self._weight)
+        n1, n2 = self._halves(net)
+        gradients = _gradients(n1)
+        if not gradients or self._applied is None or self._loss is None or self._weight is None:
+            self._loss, self._features, self._weight = loss, features, weight
+            return
+        left = (_squares(gradients)[0] > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
+        self._add_decay(left * (1 - self._applied[0]))
+        for of, factor in zip((gradients, _gradients(n2)), self._applied, strict=True):
+            if of:
+                torch._foreach_div_(of, factor)
+        before = left * self._weight
+        self._weight = weight + before
+        self._loss = (weight * loss + before * self._loss) / self._weight
+        if features is not None and self._features is not None:
+            features = (weight * features + before * self._features) / self._weight
+        self._features = features
 
     def apply(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
@@ -72,30 +75,39 @@ class GradientBounds:
         """All gradients are there: bring them within their limits."""
         if self._loss is None or self._weight is None:
             return
-        loss = self._loss / self._weight
-        features = None if self._features is None else self._features / self._weight
+        loss, features = self._loss, self._features
         if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
             both = torch.stack([loss, loss if features is None else features.to(loss.dtype)])
             add(both)
             loss, mean = (both / world_size()).unbind()
             features = None if features is None else mean
-        n1, n2, s_CK = _gradients(net.n1), _gradients(net.n2), net.prototypes.grad
-        one = torch.ones_like(loss)
-        body, head = one, one
-        if n1 and self.lr > 0:
-            square = _square(n1) / self._weight.square()
-            weights = _square([p.detach() for p in net.n1.parameters() if p.grad is not None])
-            body = consensus_factor(loss, square, weights, net.rho, features, self.lr).clamp(min=_LEAST)
-            torch._foreach_mul_(n1, body)
-            self._add_decay(net, body - 1)
-        if n2 and self.seam_lr > 0 and isinstance(net.n2, nn.Linear):
+        n1, n2 = self._halves(net)
+        body: Tensor | float = 1.0
+        head: Tensor | float = 1.0
+        if self.lr > 0 and (gradients := _gradients(n1)):
+            gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
+            square = gradient / self._weight.square()
+            body = consensus_factor(loss, square, weights, net.rho, features, self.lr).clamp_(min=_LEAST)
+            torch._foreach_mul_(gradients, body)
+            self._add_decay(body - 1)
+        if self.seam_lr > 0 and isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
             head = head_factor(net.prototypes, net.covariance.factors, self.seam_lr).to(loss.dtype)
-            torch._foreach_mul_(n2, head)
+            torch._foreach_mul_(gradients, head)
+        s_CK = net.prototypes.grad
         if s_CK is not None and self.seam_lr > 0:
             s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
         self._applied = body, head
 
-    def _add_decay(self, net: LiftedNetwork, share: Tensor) -> None:
+    def _halves(self, net: LiftedNetwork) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters of N1 and N2, listed again if they are other ones than before."""
+        halves = net.n1, net.n2
+        for half, listed in zip(halves, self._parameters, strict=True):
+            if next(half.parameters(), None) is not (listed[0] if listed else None):
+                self._parameters = list(net.n1.parameters()), list(net.n2.parameters())
+                break
+        return self._parameters
+
+    def _add_decay(self, share: Tensor | float) -> None:
         """Add ``share`` times SGD's weight decay to N1's gradients.
 
         SGD steps along g + λp. A gradient of s·g − (1 − s)·λp makes that s·(g + λp): a smaller step, with decay and
@@ -122,7 +134,9 @@ def watched_features(last: nn.Linear | None) -> Iterator[list[Tensor]]:
         return
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].detach().float().square().sum(-1).mean() + 1)
+        h = inputs[0].detach()
+        rows = h.numel() // h.shape[-1]
+        seen.append(torch.linalg.vector_norm(h, dtype=torch.promote_types(h.dtype, torch.float32)).square_() / rows + 1)
 
     handle = last.register_forward_pre_hook(watch)
     try:
@@ -156,14 +170,14 @@ class _Bounded(torch.autograd.Function):
         return weight, None, None, None
 
 
-def _added(new: Tensor, share: Tensor | None, old: Tensor | None) -> Tensor:
-    return new if share is None or old is None else new + share * old
+def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
 
 
-def _gradients(half: nn.Module) -> list[Tensor]:
-    return [p.grad for p in half.parameters() if p.grad is not None]
-
-
-def _square(gradients: list[Tensor]) -> Tensor:
-    norms = torch._foreach_norm([g if g.dtype != torch.float16 else g.float() for g in gradients])
-    return torch.stack([n.float() for n in norms]).square().sum()
+def _squares(*lists: Sequence[Tensor]) -> Tensor:
+    """The squared norm of each of several equally long lists of tensors, never below float32."""
+    tensors = [t for tensors in lists for t in tensors]
+    dtype = torch.float32
+    for other in {t.dtype for t in tensors}:
+        dtype = torch.promote_types(dtype, other)
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype)).unflatten(0, (len(lists), -1)).square_().sum(1)
