@@ -1,14 +1,14 @@
 """The defaults on cells they were not chosen on: other tasks, networks, optimizers, schedules and seeds than the panel.
 
-    PROTOSEAM_DATA=... python benchmarks/strangers.py      # all cells, two seeds: about 20 minutes on one core
+    PROTOSEAM_DATA=... python benchmarks/strangers.py      # all cells, two seeds: about 24 minutes on one core
     python benchmarks/strangers.py --only tabular --seeds 7
     python benchmarks/strangers.py --table                 # print the table of what was measured
 
-``benchmarks/first_try.py`` is the panel on which the defaults were chosen. The cells here were written down before any of
-them was run, and all of them are kept. Both sides get the same of everything but the loss. The lifted side is the
-README's loop, as it stands. The CIFAR cells read arrays from $PROTOSEAM_DATA (strangers_tasks.py says which files), and
-one cell needs timm. Raw results go to results/first_try/strangers.jsonl, one line per cell and seed; what is there is
-not run again.
+``benchmarks/first_try.py`` is the panel on which the defaults were chosen. The cells here were written down before any
+of them was run, and all of them are kept. Both sides get the same of everything but the loss. The lifted side is the
+README's loop, as it stands. The CIFAR cells read arrays from $PROTOSEAM_DATA (strangers_tasks.py says which files),
+and one cell needs timm. Raw results go to results/first_try/strangers.jsonl, one line per cell and seed; what is
+there is not run again.
 """
 
 from __future__ import annotations
