@@ -1,4 +1,4 @@
-"""The first-try panel: its documents say what its raw file holds, and its cheapest cell still runs."""
+"""The first-try panel and the cells beside it: documents say what raw files hold, and cheap cells still run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def panel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("first_try", ROOT / "benchmarks" / "first_try.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "first_try", module)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def panel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return loaded("first_try", monkeypatch)
+
+
+@pytest.fixture
+def strangers(panel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return loaded("strangers", monkeypatch)
 
 
 def test_the_documents_say_what_was_measured(panel: ModuleType) -> None:
@@ -42,3 +51,16 @@ def test_a_cell_runs(panel: ModuleType) -> None:
     cell = ("wine", "mlp", "sgd", 0.05, 20, 32)
     found = {side: panel.run((cell, side, 0))["accuracy"] for side in ("cross-entropy", "lifted")}
     assert min(found.values()) > 85
+
+
+def test_the_documents_say_what_was_measured_elsewhere(strangers: ModuleType) -> None:
+    runs = strangers.read(strangers.OUT)
+    assert set(runs) == {(cell, seed) for cell in strangers.CELLS for seed in strangers.SEEDS}
+    assert strangers.table(runs) in (ROOT / "docs" / "first-try.md").read_text(encoding="utf-8")
+
+
+def test_a_cell_elsewhere_runs(strangers: ModuleType) -> None:
+    (cell,) = (c for c in strangers.CELLS if c.task == "iris")
+    row = strangers.run(cell._replace(epochs=20), 7)
+    assert min(row["lifted"], row["cross_entropy"]) > 85
+    assert (cell.network, cell.optimizer, 7) == (row["network"], row["optimizer"], row["seed"])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from toys import CLASSES, DIM, batches, lifted, network, same, sgd, step
 
 import protoseam as ps
+from protoseam.seam.loop import LoopGuard
 
 DATA = batches()
 
@@ -144,6 +145,34 @@ def test_switching_covariance_follows_the_optimizers_rate() -> None:
     assert switched == [False, True]
 
 
+def cycled(one_rate: bool, epochs: int) -> list[str]:
+    net = lifted(init="fsinit")
+    optimizer = torch.optim.AdamW(net.param_groups(1e-3))
+    highest = 1e-3 if one_rate else [g["lr"] for g in optimizer.param_groups]
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, highest, total_steps=epochs * len(DATA) + 1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in net.epochs(DATA, epochs):
+            for x, y in DATA:
+                step(net, optimizer, x, y)
+                cycle.step()
+    return [str(w.message) for w in said if "same rate" in str(w.message)]
+
+
+def test_a_scheduler_that_gives_all_groups_one_rate_is_told_once() -> None:
+    (message,) = cycled(one_rate=True, epochs=3)
+    assert "net.param_groups gave them 0.001 and 0.03" in message
+    assert "max_lr=[g['lr'] for g in optimizer.param_groups]" in message
+    assert not cycled(one_rate=False, epochs=3)
+
+
+def test_rates_that_are_equal_by_wish_or_zero_are_no_mistake() -> None:
+    for given, now in (([0.1, 0.1, 0.1], [0.1] * 3), ([0.1, 3.0, 3.0], [0.0] * 3)):
+        guard = LoopGuard()
+        guard.rates(given, now)
+        assert not guard.said
+
+
 # ---------------------------------------------------------------------- what a loop by hand forgets
 
 
@@ -222,8 +251,17 @@ def placed(gap: float, head: float) -> ps.Lifted:
     ("gap", "head", "message"),
     [
         (0.1, 1000.0, r"classes 0 and 1 are 0\.1 apart, closer than the 1/α = 0\.5"),
-        (3.0, -10.0, r"0 % of its own samples rightly.*discriminant would get 100 %.*net\.refit_head\(\)"),
-        (3.0, 0.01, r"100 % of its own samples rightly, with a mean confidence of 2\d %"),
+        (
+            3.0,
+            -10.0,
+            r"0 % of its own samples rightly.*discriminant would get 100 %: its steps are too large\. Lower",
+        ),
+        (3.0, -1e-9, r"0 % of its own samples rightly.*net\.refit_head\(\)"),
+        (
+            3.0,
+            0.01,
+            r"100 % of its own samples rightly, with a mean confidence of 2\d %.*undertrained\. Raise",
+        ),
     ],
 )
 def test_a_seam_that_does_not_learn_is_told_after_a_fifth_of_the_epochs(

@@ -7,7 +7,8 @@ need no place in a checkpoint.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -126,6 +127,11 @@ class TrainingChecks:
         if rho > 4 * before and not bounded:
             warn_jump(rho, before, epoch, epochs)
         self._loop.progressed()
+
+    def rates(self, given: Sequence[float], groups: Sequence[dict[str, Any]]) -> None:
+        """Check that a scheduler (which leaves its initial rate in a group) has not set all groups to one rate."""
+        if self._own and all("initial_lr" in group for group in groups):
+            self._loop.rates(given, [float(group["lr"]) for group in groups])
 
     def refreshed(self, net: LiftedNetwork) -> None:
         """An epoch has ended: judge how far training has come."""

@@ -209,7 +209,7 @@ def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
         warnings.warn(
             f"class {few[0]} has {int(count[few[0]])} samples but k={dim}"
             f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
-            "dim, or use structure='diagonal' or 'shared'",
+            "dim, or lift with covariance=ps.RunningCovariance(structure='diagonal') or 'shared'",
             SeamWarning,
             stacklevel=4,
         )

@@ -99,7 +99,7 @@ class Lifted(LiftedNetwork):
         rates = {group["name"]: group["lr"] for group in groups}
         seam = max(rates.get("n2", 0.0), rates["prototypes"])
         self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam, groups) if bounded else None
-        self._groups = groups
+        self._groups, self._given_rates = groups, [group["lr"] for group in groups]
         return groups
 
     def epochs(
@@ -180,6 +180,8 @@ class Lifted(LiftedNetwork):
             self._checks.must_be_ready()
         rho, before = (rho_at(self.schedule, at, epochs) for at in (epoch, max(epoch - 1, 0)))
         self._checks.progressed(rho, before, epoch, epochs, self._bounds is not None)
+        if epoch > 0 and self._groups is not None:
+            self._checks.rates(self._given_rates, self._groups)
         self.rho.fill_(rho)
         self.progress.copy_(torch.tensor([epoch, epochs]))
         self.covariance.progress(rho, lr)

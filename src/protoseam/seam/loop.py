@@ -6,7 +6,7 @@ Data in: how many samples the objective has seen and the state of the seam; data
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +83,17 @@ class LoopGuard:
         """Start an epoch."""
         self.since_progress = self.steps = 0
 
+    def rates(self, given: Sequence[float], now: Sequence[float]) -> None:
+        """Compare the rates that the groups were given with those an optimizer's scheduler has set."""
+        if len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
+            self._say(
+                "rates",
+                f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "
+                f"{' and '.join(f'{rate:.2g}' for rate in sorted(set(given)))}: a scheduler that takes one rate sets "
+                "all groups to it. Give it one for each: OneCycleLR(optimizer, max_lr=[g['lr'] for g in "
+                "optimizer.param_groups], …)",
+            )
+
     def refreshed(self) -> None:
         """An epoch has ended."""
         self.since_refresh = 0
@@ -126,12 +137,17 @@ class LoopGuard:
         weight_CK, bias_C = linear_discriminant(s_CK, pooled_covariance(factors, K))
         best = float(((z_NK.double() @ weight_CK.T + bias_C).argmax(1) == y_N).double().mean())
         if learned < best - 0.1 or sure < learned - 0.3:
+            rate = "the seam's rate (net.param_groups(lr, seam_lr=…))"
+            why = f"it is undertrained. Raise {rate}, take smaller batches"
+            if (
+                sure > learned
+            ):  # sure of wrong answers: it has learned, and was thrown about by its last steps
+                why = f"its steps are too large. Lower {rate}, let the rates decay"
             self._say(
                 "head",
                 f"after epoch {epoch + 1} of {epochs} N2 classifies {100 * learned:.0f} % of its own samples rightly, "
                 f"with a mean confidence of {100 * sure:.0f} %, where a linear discriminant would get "
-                f"{100 * best:.0f} %: it is undertrained. Raise the seam's rate (net.param_groups(lr, seam_lr=…)), "
-                "take smaller batches, or set N2 in closed form: net.refit_head()",
+                f"{100 * best:.0f} %: {why}, or set N2 in closed form: net.refit_head()",
             )
 
     def _say(self, what: str, message: str) -> None:

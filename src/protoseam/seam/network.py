@@ -112,6 +112,7 @@ class LiftedNetwork(KeepsState):
         self._checks = TrainingChecks(ready=self.init != "fsinit")
         self._bounds: GradientBounds | None = None
         self._groups: list[dict[str, Any]] | None = None
+        self._given_rates: list[float] = []
         self._proved, self._names = seam_layer is None, accepted_names(n1)
 
     def extra_repr(self) -> str:
