@@ -32,6 +32,14 @@ def test_resnet8_has_the_papers_size() -> None:
     assert parameters(resnet8(100)) == by_hand + 513 * 100 == 4_942_564
 
 
+def test_a_strided_stem_halves_every_image_and_adds_no_parameter() -> None:
+    whole, half = resnet8(10), resnet8(10, stem_stride=2)
+    x = torch.randn(1, 3, 64, 64)
+    assert whole.stages(whole.stem(x)).shape[2:] == (16, 16)
+    assert half.stages(half.stem(x)).shape[2:] == (8, 8)
+    assert parameters(half) == parameters(whole)
+
+
 def test_resnet18_has_the_customary_size() -> None:
     assert parameters(resnet18(100)) == 11_220_132
     assert parameters(resnet18(10)) == 11_173_962

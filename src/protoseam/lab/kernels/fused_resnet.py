@@ -198,7 +198,8 @@ class FusedResNet:
         _, height, width = shape
         widths = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
         square = height == width == triton.next_power_of_2(height) and 16 <= height <= 128
-        return square and all(c % _CHANNELS == 0 for c in widths)
+        whole = model.stem[0].stride == (1, 1)
+        return square and whole and all(c % _CHANNELS == 0 for c in widths)
 
     def __call__(self, x: Tensor) -> Tensor:
         training = [bn.training for bn in self.norms]

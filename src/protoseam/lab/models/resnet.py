@@ -45,10 +45,16 @@ class ResNet(nn.Module):
     widths: channels of each stage; the stem has the first stage's.
     blocks: basic blocks of each stage.
     in_channels: channels of the images.
+    stem_stride: 2 halves the image before the first stage.
     """
 
     def __init__(
-        self, num_classes: int, widths: Sequence[int], blocks: Sequence[int], in_channels: int = 3
+        self,
+        num_classes: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        in_channels: int = 3,
+        stem_stride: int = 1,
     ) -> None:
         super().__init__()
         if not widths or len(widths) != len(blocks):
@@ -56,7 +62,9 @@ class ResNet(nn.Module):
                 f"ResNet got {len(widths)} widths and {len(blocks)} block counts: give one each a stage"
             )
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+            nn.Conv2d(in_channels, widths[0], 3, stem_stride, padding=1, bias=False),
+            nn.BatchNorm2d(widths[0]),
+            nn.ReLU(),
         )
         stages: list[nn.Module] = []
         channels = widths[0]
@@ -89,12 +97,12 @@ class ResNet(nn.Module):
         return logits
 
 
-def resnet8(num_classes: int, in_channels: int = 3) -> ResNet:
+def resnet8(num_classes: int, in_channels: int = 3, stem_stride: int = 1) -> ResNet:
     """The paper's ResNet-8: three stages of one block, 4.94 M parameters for 100 classes.
 
     The paper names the network only; widths 128-256-512 are those that reach its CIFAR-100 baseline.
     """
-    return ResNet(num_classes, widths=(128, 256, 512), blocks=(1, 1, 1), in_channels=in_channels)
+    return ResNet(num_classes, (128, 256, 512), (1, 1, 1), in_channels, stem_stride)
 
 
 def resnet18(num_classes: int, in_channels: int = 3) -> ResNet:
