@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
+from protoseam.core.bounds import consensus_factor, feature_curvature, head_factor, prototype_factors
 
 HEAVY = torch.tensor(1e12, dtype=torch.float64)  # weights so large that their limit never counts
 
@@ -35,6 +35,19 @@ def test_the_tighter_limit_counts() -> None:
     )
     assert float(consensus_factor(loss, square, HEAVY, 16.0, features, lr=1e-6)) == 1.0
     assert float(consensus_factor(0 * loss, 0 * square, HEAVY, 16.0, None, lr=0.1)) == 0.0  # and not 0/0
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (7, 5), (40, 5), (2, 3, 5)])
+def test_the_features_curvature_lies_between_eigenvalue_and_trace(shape: tuple[int, ...]) -> None:
+    h = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+    rows = [[*map(float, row), 1.0] for row in h.flatten(0, -2)]
+    moment = [[sum(r[i] * r[j] for r in rows) / len(rows) for j in range(6)] for i in range(6)]
+    found = float(feature_curvature(h))
+    assert found == pytest.approx(math.sqrt(sum(v * v for row in moment for v in row)), rel=1e-5)
+    matrix = torch.tensor(moment, dtype=torch.float64)
+    assert float(torch.linalg.eigvalsh(matrix)[-1]) - 1e-6 <= found <= float(matrix.trace()) + 1e-6
+    if len(rows) == 1:  # one sample: the limit of the normalised LMS filter
+        assert found == pytest.approx(float(matrix.trace()), rel=1e-6)
 
 
 @pytest.mark.parametrize("lr", [0.5, 5.0, 500.0])

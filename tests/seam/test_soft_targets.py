@@ -138,10 +138,10 @@ def test_every_backward_ends_within_the_limits() -> None:
     raw, kept = raw_and_bounded(net, lr, seam_lr=7.0)
     names = [name for name in raw if name.startswith("n1.")]
     square = sum(raw[name].double().square().sum() for name in names)
-    features = net.n1[:2](X).detach().double().square().sum(1).mean() + 1
+    curvature = ps.core.feature_curvature(net.n1[:2](X).detach().double())
     pull = net.objective(X, Y).consensus.detach().double()
     weights = sum(p.detach().double().square().sum() for p in net.n1.parameters())
-    s = ps.core.consensus_factor(pull, square, weights, net.rho.double(), features, lr)
+    s = ps.core.consensus_factor(pull, square, weights, net.rho.double(), curvature, lr)
     assert 0 < float(s) < 1
     for name in names:
         assert torch.allclose(kept[name].double(), s * raw[name].double(), rtol=1e-4)
@@ -157,23 +157,37 @@ def test_small_rates_leave_gradients_as_they_are() -> None:
     assert all(torch.equal(raw[name], kept[name]) for name in raw)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_smaller_step_of_sgd_is_smaller_in_its_decay_too(kind: type[torch.optim.Optimizer]) -> None:
+def test_a_smaller_step_of_sgd_is_smaller_in_its_decay_too() -> None:
     net = lifted()
     raw, kept = raw_and_bounded(net, 5.0)
     share = kept["n1.0.weight"].norm() / raw["n1.0.weight"].norm()
     assert 0 < float(share) < 0.5
-    kind(
-        net.param_groups(5.0), weight_decay=0.3
-    )  # not told to the network: the optimizer leaves it in the groups
+    # not told to the network: the optimizer leaves it in the groups
+    torch.optim.SGD(net.param_groups(5.0), weight_decay=0.3)
     net.zero_grad()
     net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
     for name, p in net.n1.named_parameters():
-        expected = share * raw[f"n1.{name}"]
-        if kind is torch.optim.SGD:  # which adds 0.3·p itself: together share·(g + 0.3·p)
-            expected = expected - (1 - share) * 0.3 * p.detach()
         assert p.grad is not None
-        assert torch.allclose(p.grad, expected, rtol=1e-4, atol=1e-6), name
+        # SGD adds 0.3·p itself: together share·(g + 0.3·p)
+        expected = share * raw[f"n1.{name}"] - (1 - share) * 0.3 * p.detach()
+        assert torch.allclose(p.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [torch.optim.AdamW, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam],
+)
+def test_an_optimizer_that_rescales_gradients_gets_n1s_as_they_are(kind: type[torch.optim.Optimizer]) -> None:
+    net = lifted()
+    raw, kept = raw_and_bounded(net, 5.0)
+    kind(net.param_groups(5.0), weight_decay=0.3)  # type: ignore[call-arg]
+    net.zero_grad()
+    net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
+    for name, p in net.named_parameters():
+        expected = raw[name] if name.startswith("n1.") else kept[name]  # the seam's own limits stay
+        assert p.grad is not None
+        assert torch.allclose(p.grad, expected, rtol=1e-5)
+    assert not torch.allclose(kept["n2.weight"], raw["n2.weight"])
 
 
 @pytest.mark.parametrize("none", [True, False])

@@ -1,6 +1,6 @@
 """The method's maths: pure functions from tensors to tensors. Torch only; no modules, no IO, no globals."""
 
-from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
+from protoseam.core.bounds import consensus_factor, feature_curvature, head_factor, prototype_factors
 from protoseam.core.calibration import calibration_error, fit_temperature, negative_log_likelihood
 from protoseam.core.covariance import (
     ClassFactors,
@@ -45,6 +45,7 @@ __all__ = [
     "consensus_slope",
     "empty_moments",
     "factorize",
+    "feature_curvature",
     "fit_temperature",
     "forward_sweep",
     "head_factor",

@@ -1,18 +1,21 @@
 """How large a step may be: limits that follow from the objective, so that no threshold has to be tuned.
 
 Each half of a lifted network minimises a term whose shape is known, which says how far a gradient can be trusted at a
-learning rate. Plain gradient steps (SGD) beyond these limits diverge; Adam, which rescales gradients itself, is hardly
-changed by them. Everything stays on the device: no value is read by the host.
+learning rate. Plain gradient steps (SGD) beyond these limits diverge. Everything stays on the device: no value is read
+by the host.
 
-Legend: C classes, K seam width.
+Legend: B batch, C classes, D features, K seam width.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["consensus_factor", "head_factor", "prototype_factors"]
+from protoseam.core.precision import at_least_float32, no_autocast
+
+__all__ = ["consensus_factor", "feature_curvature", "head_factor", "prototype_factors"]
 
 # Measured with SGD (momentum .9) on the first-try panel (benchmarks/first_try.py); docs/method-card.md has the figures.
 KAPPA_FEATURES = 1.0
@@ -23,19 +26,38 @@ KAPPA_PROTOTYPES = 0.1
 _TINY = 1e-30
 
 
+def feature_curvature(h_BD: Tensor) -> Tensor:
+    """‖Ê[(h, 1)(h, 1)ᵀ]‖_F over a batch: how curved least squares is in the weights and the bias that read h.
+
+    Steps along the mean of all samples are stable up to the inverse of the largest eigenvalue of R = E[(h, 1)(h, 1)ᵀ],
+    steps along one sample's gradient up to that of its trace E‖(h, 1)‖² (the normalised LMS filter). A batch lies
+    between: the squared Frobenius norm of its Ê has the mean ‖R‖²_F + about tr(R)²/B.
+
+    Args:
+        h_BD: the Linear's input; leading axes count as samples.
+
+    Returns:
+        A scalar, at least Ê's largest eigenvalue and at most its trace.
+    """
+    h = F.pad(at_least_float32(h_BD.flatten(0, -2)), (0, 1), value=1.0)
+    B, D = h.shape
+    with no_autocast(h.device):  # the norm of either product is the same
+        gram = h @ h.T if B < D else h.T @ h
+    return torch.linalg.vector_norm(gram) / B
+
+
 def consensus_factor(
     loss: Tensor,
     gradient_square: Tensor,
     weight_square: Tensor,
     rho: float | Tensor,
-    feature_square: Tensor | None,
+    curvature: Tensor | None,
     lr: float | Tensor,
 ) -> Tensor:
     """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smallest of three limits.
 
     *The last layer's curvature.* In the weights of the Linear that ends N1 the consensus term is a least-squares
-    problem of curvature ρ·E[hhᵀ], h that layer's input. Noisy gradient steps are stable up to κ/(ρ·E‖h‖²), the limit
-    of the normalised LMS filter: 1/(lr·ρ·E‖h‖²).
+    problem of curvature ρ·E[hhᵀ], h that layer's input: 1/(lr·ρ·c), with c of :func:`feature_curvature`.
 
     *The curvature of all of N1 along the gradient.* A quadratic of curvature c with minimum 0 has L/‖∇L‖² = 1/(2c),
     which gives Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020). Where classes overlap, L
@@ -49,7 +71,7 @@ def consensus_factor(
         gradient_square: ‖∇L‖² over all parameters of N1.
         weight_square: ‖θ1‖² of the same parameters.
         rho: the penalty ρ in L.
-        feature_square: E‖(h, 1)‖², with the bias; None if N1 does not end in a Linear.
+        curvature: c of the last Linear's input; None if N1 does not end in a Linear.
         lr: N1's learning rate.
 
     Returns:
@@ -59,8 +81,8 @@ def consensus_factor(
     longest = torch.minimum(
         KAPPA_POLYAK * loss / gradient_square, KAPPA_WEIGHTS * (weight_square / gradient_square).sqrt_()
     )
-    if feature_square is not None:
-        longest = torch.minimum(longest, KAPPA_FEATURES / (rho * feature_square))
+    if curvature is not None:
+        longest = torch.minimum(longest, KAPPA_FEATURES / (rho * curvature))
     return (longest / lr).clamp_(max=1.0)
 
 

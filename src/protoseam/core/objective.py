@@ -253,4 +253,6 @@ def sampled_classification(
             f"loss_fn must return one loss per sample ({draws * C} of them) or a scalar; "
             f"it returned shape {tuple(losses.shape)}"
         )
-    return losses.mean() if class_weights is None else (class_weights * losses.reshape(draws, C).mean(0)).sum()
+    return (
+        losses.mean() if class_weights is None else (class_weights * losses.reshape(draws, C).mean(0)).sum()
+    )

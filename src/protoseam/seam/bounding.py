@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.bounds import consensus_factor, head_factor, prototype_factors
+from protoseam.core.bounds import consensus_factor, feature_curvature, head_factor, prototype_factors
 from protoseam.seam.processes import all_reduce, world_size
 
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = ["GradientBounds", "bounded", "watched_features"]
+__all__ = ["GradientBounds", "bounded", "watched_curvature"]
 
 _LEAST = 1e-12  # a factor that is undone when gradients accumulate must not be 0
 
@@ -35,23 +35,35 @@ class GradientBounds:
 
     def __init__(self, lr: float, seam_lr: float, groups: Sequence[dict[str, Any]] = ()) -> None:
         self.lr, self.seam_lr, self.groups = lr, seam_lr, groups
-        self.feature_square: Tensor | None = None  # E‖(h, 1)‖² of the last batch, h the input of N1's last Linear
-        # Since the gradients were zeroed: what was applied to N1's and N2's, the mean consensus term and E‖(h, 1)‖²
+        self.curvature: Tensor | None = None  # of the last batch, in the weights of N1's last Linear
+        # Since the gradients were zeroed: what was applied to N1's and N2's, the mean consensus term and curvature
         # behind them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
         self._applied: tuple[Tensor | float, Tensor | float] | None = None
         self._loss: Tensor | None = None
-        self._features: Tensor | None = None
+        self._curvature: Tensor | None = None
         self._weight: Tensor | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
         self._parameters: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
 
+    @property
+    def leaves_n1(self) -> bool:
+        """Whether N1's gradients need no limit: the optimizer divides them by their size, as Adam does.
+
+        Its settings in the groups say so. Limits would not shorten such steps, and small gradients can fall below the
+        optimizer's ε: Adadelta then hardly moves.
+        """
+        settings = self.groups[0] if self.groups else {}
+        return "dampening" not in settings and (
+            "eps" in settings or "betas" in settings
+        )  # dampening: SGD and its kin
+
     @torch.no_grad()
-    def begin(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None, weight: Tensor) -> None:
+    def begin(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, weight: Tensor) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
         n1, n2 = self._halves(net)
         gradients = _gradients(n1)
         if not gradients or self._applied is None or self._loss is None or self._weight is None:
-            self._loss, self._features, self._weight = loss, features, weight
+            self._loss, self._curvature, self._weight = loss, curvature, weight
             return
         left = (_squares(gradients)[0] > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
         self._add_decay(left * (1 - self._applied[0]))
@@ -61,13 +73,13 @@ class GradientBounds:
         before = left * self._weight
         self._weight = weight + before
         self._loss = (weight * loss + before * self._loss) / self._weight
-        if features is not None and self._features is not None:
-            features = (weight * features + before * self._features) / self._weight
-        self._features = features
+        if curvature is not None and self._curvature is not None:
+            curvature = (weight * curvature + before * self._curvature) / self._weight
+        self._curvature = curvature
 
-    def apply(self, net: LiftedNetwork, loss: Tensor, features: Tensor | None) -> None:
+    def apply(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
-        self._loss, self._features, self._weight = loss, features, torch.ones_like(loss)
+        self._loss, self._curvature, self._weight = loss, curvature, torch.ones_like(loss)
         self.end(net)
 
     @torch.no_grad()
@@ -75,19 +87,19 @@ class GradientBounds:
         """All gradients are there: bring them within their limits."""
         if self._loss is None or self._weight is None:
             return
-        loss, features = self._loss, self._features
+        loss, curvature = self._loss, self._curvature
         if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
-            both = torch.stack([loss, loss if features is None else features.to(loss.dtype)])
+            both = torch.stack([loss, loss if curvature is None else curvature.to(loss.dtype)])
             add(both)
             loss, mean = (both / world_size()).unbind()
-            features = None if features is None else mean
+            curvature = None if curvature is None else mean
         n1, n2 = self._halves(net)
         body: Tensor | float = 1.0
         head: Tensor | float = 1.0
-        if self.lr > 0 and (gradients := _gradients(n1)):
+        if self.lr > 0 and not self.leaves_n1 and (gradients := _gradients(n1)):
             gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
             square = gradient / self._weight.square()
-            body = consensus_factor(loss, square, weights, net.rho, features, self.lr).clamp_(min=_LEAST)
+            body = consensus_factor(loss, square, weights, net.rho, curvature, self.lr).clamp_(min=_LEAST)
             torch._foreach_mul_(gradients, body)
             self._add_decay(body - 1)
         if self.seam_lr > 0 and isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
@@ -126,17 +138,15 @@ class GradientBounds:
 
 
 @contextmanager
-def watched_features(last: nn.Linear | None) -> Iterator[list[Tensor]]:
-    """Within, the E‖(h, 1)‖² of every input h that ``last`` gets."""
+def watched_curvature(last: nn.Linear | None) -> Iterator[list[Tensor]]:
+    """Within, the curvature in the weights of ``last`` at every input it gets."""
     seen: list[Tensor] = []
     if last is None:
         yield seen
         return
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        h = inputs[0].detach()
-        rows = h.numel() // h.shape[-1]
-        seen.append(torch.linalg.vector_norm(h, dtype=torch.promote_types(h.dtype, torch.float32)).square_() / rows + 1)
+        seen.append(feature_curvature(inputs[0].detach()))
 
     handle = last.register_forward_pre_hook(watch)
     try:
@@ -156,14 +166,14 @@ class _Bounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, loss: Tensor, net: LiftedNetwork, bounds: GradientBounds) -> Tensor:
-        ctx.loss, ctx.features, ctx.net, ctx.bounds = loss, bounds.feature_square, net, bounds
+        ctx.loss, ctx.curvature, ctx.net, ctx.bounds = loss, bounds.curvature, net, bounds
         return total.view_as(total)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = grad_outputs
         net, bounds = ctx.net, ctx.bounds
-        bounds.begin(net, ctx.loss, ctx.features, weight)
+        bounds.begin(net, ctx.loss, ctx.curvature, weight)
         engine = torch.autograd.Variable._execution_engine
         # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
         engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))

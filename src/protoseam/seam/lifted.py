@@ -76,7 +76,8 @@ class Lifted(LiftedNetwork):
             prototype_lr: rate of the prototypes; None: ``seam_lr``.
             prototype_weight_decay: of the prototypes; None: N2's.
             bounded: keep each backward's gradients within the limits of :mod:`protoseam.core.bounds`, which follow from
-                these rates; False leaves the gradients as they are (the paper's recipes).
+                these rates; N1's only for SGD and its kin, since Adam's steps do not grow with a gradient. False leaves
+                all gradients as they are (the paper's recipes).
 
         Returns:
             Dicts with ``name``, ``params``, ``lr`` and, where given, ``weight_decay``.

@@ -20,7 +20,7 @@ from protoseam.core.objective import (
     sampled_classification,
 )
 from protoseam.errors import SeamError
-from protoseam.seam.bounding import watched_features
+from protoseam.seam.bounding import watched_curvature
 from protoseam.seam.classifier import last_linear
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def backward(
         with casting():
             classify, push = without_images(net, s_CK, generator)
         apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *head])
-    with casting(), watched_features(last_linear(net.n1, net.seam_layer)) as features:
+    last = None if net._bounds is None or net._bounds.leaves_n1 else last_linear(net.n1, net.seam_layer)
+    with casting(), watched_curvature(last) as curvature:
         z_BK = net.embed(x)
     slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
     embedded = None if main is None else main.record_event()
@@ -114,5 +115,5 @@ def backward(
     for p, gradient in zip(head, gradients, strict=True):
         p.grad = gradient
     if net._bounds is not None:
-        net._bounds.apply(net, terms.consensus, features[-1] if features else None)
+        net._bounds.apply(net, terms.consensus, curvature[-1] if curvature else None)
     return terms
