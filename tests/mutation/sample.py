@@ -63,7 +63,7 @@ TESTS = {
     "lab/data/images.py": "data/test_images data/test_image_folders data/test_resizing data/test_decoded_copies",
     "lab/data/links.py": "hostile/test_links",
     "lab/data/loading.py": "data/test_catalog data/test_image_folders data/test_resizing data/test_decoded_copies "
-    "hostile/test_odd_settings",
+    "data/test_data_cli hostile/test_odd_settings",
     "lab/data/names.py": "hostile/test_names",
     "lab/data/pickles.py": "data/test_readers hostile/test_pickles_everywhere",
     "lab/pipeline/randaugment.py": "pipeline/test_randaugment",
@@ -72,7 +72,6 @@ TESTS = {
     "lab/data/split.py": "data/test_split",
     "lab/data/streams.py": "data/test_archives data/test_decoded_copies",
     "lab/data/trees.py": "data/test_images data/test_image_folders data/test_resizing data/test_decoded_copies",
-    "lab/data/verification.py": "data/test_data_cli data/test_decoded_copies data/test_catalog",
 }
 Mutant = tuple[str, int, int, int, str]  # module, node, which of its changes, line, what was changed
 

@@ -126,7 +126,7 @@ def _get(name: str, root: Path, sha256: str | None, as_json: bool) -> int:
 
 
 def _verify(name: str, root: Path, as_json: bool) -> int:
-    from protoseam.lab.data.verification import verify
+    from protoseam.lab.data.loading import verify
 
     result = verify(name, root)
     if as_json:

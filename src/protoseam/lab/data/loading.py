@@ -1,4 +1,4 @@
-"""`load`: a data set by name or by path, from what is on disk, decoded once."""
+"""A data set by name or by path, from what is on disk: `load` decodes it once, `verify` hashes it again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def load(
     Raises:
         DataError: if the data is missing, damaged, unsafe or not fit to train on.
     """
-    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    root = _root(root)
     entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
     if entry is not None:
         dataset = _load_named(entry, root, download)
@@ -69,6 +69,10 @@ def load(
         dataset = _load_path(name_or_path, root, image_size)
     check(dataset)
     return dataset if image_size is None else _resized(dataset, image_size)
+
+
+def _root(given: Path | None) -> Path:
+    return Path(given).expanduser() if given is not None else catalog.default_root()
 
 
 def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
@@ -115,7 +119,7 @@ def locate(entry: Entry, root: Path) -> Located | None:
 def absence(name: str, root: Path | None = None) -> str:
     """Return why a data set of the catalogue cannot be loaded, with the remedy; "" where its files are there."""
     entry = catalog.entry(name)
-    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    root = _root(root)
     there = entry.embedded or array_folder(entry, root) or locate(entry, root) or cache.newest(root, name)
     return "" if there else _missing(entry, root)
 
@@ -265,3 +269,78 @@ def path_name(path: Path) -> str:
         if name.lower().endswith(suffix):
             return name[: -len(suffix)]
     return name
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of a check. A damaged decoded copy is rebuilt at once; a damaged source file cannot be."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    dataset: ArrayDataset
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.ok for finding in self.findings)
+
+
+def verify(name_or_path: str, root: Path | None = None) -> Verification:
+    """Check a data set's source files and decoded copy, and load it.
+
+    Raises:
+        DataError: if it cannot be loaded at all.
+    """
+    root = _root(root)
+    path = Path(name_or_path).expanduser()
+    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    findings: list[Finding] = []
+    tree: Tree | None = None
+    kind = ""
+    if entry is not None:
+        located = locate(entry, root)
+        if located is not None:
+            tree, kind = located.tree, located.source.format
+        findings += _sources(entry, root)
+    elif path.is_dir() or path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
+        tree = archives.open_tree(path)
+        kind = format_of(tree)
+    folder = None
+    if tree is not None:
+        folder = cache.folder_of(root, entry.name if entry else path_name(path), stamp_of(tree, kind))
+    elif entry is not None:
+        folder = cache.newest(root, entry.name)
+    if folder is not None and folder.exists():
+        damage = cache.full_damage(folder)
+        if damage is None:
+            findings.append(Finding(str(folder), True, "every SHA-256 matches its manifest"))
+        elif tree is not None:
+            cache.discard(folder)
+            findings.append(Finding(str(folder), True, f"was damaged ({damage}); rebuilt from its source"))
+        else:
+            findings.append(Finding(str(folder), False, f"{damage}, and its source is gone: get it again"))
+    dataset = load(name_or_path, root)
+    findings.append(Finding(dataset.name, True, f"loads: {describe(dataset)}"))
+    return Verification(dataset, tuple(findings))
+
+
+def _sources(entry: Entry, root: Path) -> list[Finding]:
+    findings = []
+    for folder in dict.fromkeys((root / name).resolve() for name in entry.folders):
+        for file in (file for source in entry.sources for file in source.files):
+            path = folder / file.name
+            if not path.is_file():
+                continue
+            if file.sha256 is None:
+                findings.append(Finding(str(path), True, "no official SHA-256 is known to compare with"))
+            elif (found := cache.sha256_of(path)) == file.sha256:
+                findings.append(Finding(str(path), True, "is the official file, by its SHA-256"))
+            else:
+                detail = f"is not the official file: its SHA-256 is {found}, not {file.sha256}"
+                findings.append(Finding(str(path), False, detail))
+    return findings
