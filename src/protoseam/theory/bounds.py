@@ -17,22 +17,6 @@ from torch import Tensor
 from protoseam.errors import ArgumentError
 from protoseam.theory.bures import bures
 
-__all__ = [
-    "ControlledBound",
-    "RiskTransfer",
-    "controlled_bound",
-    "controlled_bound_full",
-    "coupling_bound",
-    "epsilon_from_halves",
-    "error_probability_bound",
-    "estimation_cap",
-    "floor_bias",
-    "non_gaussianity_cap",
-    "optimal_floor",
-    "risk_transfer",
-    "rms_distance",
-]
-
 
 @dataclass(frozen=True)
 class RiskTransfer:

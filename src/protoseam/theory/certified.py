@@ -25,8 +25,6 @@ from protoseam.errors import ArgumentError
 from protoseam.theory.bures import psd_sqrt
 from protoseam.theory.wasserstein import assignment_w1
 
-__all__ = ["W1Upper", "w1_upper"]
-
 
 @dataclass(frozen=True)
 class W1Upper:

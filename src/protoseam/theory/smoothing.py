@@ -22,22 +22,6 @@ from torch.nn.functional import cross_entropy
 from protoseam.errors import ArgumentError
 from protoseam.theory.bures import psd_sqrt
 
-__all__ = [
-    "MeanWithError",
-    "curvature",
-    "curvature_spread",
-    "floor_excess",
-    "floor_regularization",
-    "jensen_gap",
-    "loss_hessian",
-    "point_loss",
-    "remainder_bound",
-    "remainder_bound_fourth_order",
-    "sampled_loss",
-    "second_order_penalty",
-    "third_derivative_constant",
-]
-
 Head = Callable[[Tensor], Tensor]
 _BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
 _BLOCK_ELEMENTS = 2**23  # doubles in one block of centred rows: 64 MiB

@@ -28,8 +28,6 @@ from torch import Tensor
 from protoseam.errors import ArgumentError, MissingDependencyError
 from protoseam.theory.bures import psd_sqrt
 
-__all__ = ["W1Estimate", "discrete_w1", "projection_constant", "sliced_w1", "w1_to_gaussian"]
-
 
 @dataclass(frozen=True)
 class W1Estimate:

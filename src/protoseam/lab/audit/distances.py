@@ -17,8 +17,6 @@ from protoseam.theory.bounds import non_gaussianity_cap
 from protoseam.theory.certified import w1_upper
 from protoseam.theory.wasserstein import sliced_w1
 
-__all__ = ["FULL", "QUICK", "AuditSettings", "quick_bures", "seam_distances", "trace"]
-
 
 @dataclass(frozen=True)
 class AuditSettings:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protoseam.core.covariance import class_moments
 from protoseam.errors import ArgumentError
-from protoseam.lab.audit.distances import FULL, QUICK, AuditSettings, quick_bures, seam_distances, trace
+from protoseam.lab.audit.distances import FULL, AuditSettings, quick_bures, seam_distances, trace
 from protoseam.lab.audit.head import AuditedHead, full_factors
 from protoseam.lab.audit.spectrum import Spectrum, covariance_spectrum
 from protoseam.lab.audit.terms import (
@@ -38,8 +38,6 @@ from protoseam.lab.audit.terms import (
 from protoseam.theory.bounds import floor_bias
 from protoseam.theory.bures import bures
 from protoseam.theory.collapse import Collapse, collapse_measures
-
-__all__ = ["FULL", "QUICK", "Audit", "AuditSettings", "ClassMoments", "audit_seam", "collapse_if_defined"]
 
 
 class ClassMoments(NamedTuple):

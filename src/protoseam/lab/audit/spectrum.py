@@ -12,8 +12,6 @@ from torch import Tensor
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["Spectrum", "covariance_spectrum"]
-
 
 @dataclass(frozen=True)
 class Spectrum:

@@ -23,18 +23,6 @@ from protoseam.errors import ArgumentError
 from protoseam.theory.bounds import RiskTransfer, controlled_bound, controlled_bound_full
 from protoseam.theory.bures import bures
 
-__all__ = [
-    "CONFIDENCE",
-    "Bound",
-    "SeamClasses",
-    "Smoothing",
-    "Totals",
-    "TrainingSide",
-    "smoothing",
-    "totals",
-    "training_side",
-]
-
 CONFIDENCE = 0.999  # of every Δ_i from above together, and of each verdict's slack
 _STANDARD_ERRORS = 4.0  # for the second-order form, a matter of description
 _ROUNDING = 1e-9

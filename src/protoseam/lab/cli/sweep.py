@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from protoseam.lab.experiments.space import Space
     from protoseam.lab.experiments.sweep import Search
 
-__all__ = ["main"]
-
 _MOST_TRIED = 1000  # combinations, until one is found that a value goes with
 
 

@@ -17,8 +17,6 @@ from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.loggers import NAMES
 
-__all__ = ["main"]
-
 _GOES_ON = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
 
 

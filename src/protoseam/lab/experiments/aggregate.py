@@ -21,11 +21,6 @@ from protoseam.lab.experiments.plans import Scope, sweep_name
 from protoseam.lab.experiments.recipes import network
 from protoseam.lab.experiments.study import Planned
 
-__all__ = [
-    "PAIRS", "Band", "Cell", "Point", "cells", "counted", "curves", "differences",
-    "published_curve", "refused", "stray", "sweep", "wavering",
-]  # fmt: skip
-
 Runs = dict[str, dict[str, Any]]
 PAIRS = (("protoseam", "baseline"), ("protoseam", "unlifted"), ("unlifted", "baseline"))
 

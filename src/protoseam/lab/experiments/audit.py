@@ -39,8 +39,6 @@ from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.theory import epsilon_from_halves, error_probability_bound, optimal_floor
 
-__all__ = ["audit_run", "rebuild"]
-
 # Field of the report → attribute of a bound.
 _BOUND = {name: name for name in ("name", "source", "terms", "gap", "tightness", "slack", "holds")}
 _BOUND |= {"bound": "value", "bound_over_risk": "over_risk"}

@@ -16,8 +16,6 @@ from protoseam.lab.experiments.drawing import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLORS", "cluster_figure"]
-
 # Paul Tol's "muted" scheme, made for colour-vision deficiencies, with a dark grey for the tenth; the class is also
 # written at its star, so no reader depends on the colours.
 COLORS = (

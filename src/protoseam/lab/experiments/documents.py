@@ -17,8 +17,6 @@ from protoseam.lab.experiments.plans import table_1 as plan_of_table_1
 from protoseam.lab.experiments.recipes import NETWORKS, STUDIED, TITLES
 from protoseam.lab.experiments.reporting import inventory, part_tables
 
-__all__ = ["blocks", "fill"]
-
 _PARTS = ("covariance", "sweep-rho", "sweep-k")
 
 

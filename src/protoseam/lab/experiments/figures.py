@@ -23,8 +23,6 @@ from protoseam.lab.experiments.recipes import TITLES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["cluster_panels", "curves_figure", "sweep_figure"]
-
 INK = {"baseline": "#444444", "unlifted": "#c4501b", "protoseam": "#1b6ca8"}
 PAPER = "#999999"
 # terms of the loss: what each panel of the lower row shows beside its total

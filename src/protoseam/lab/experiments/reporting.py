@@ -18,8 +18,6 @@ from protoseam.lab.experiments.covariances import covariance_table
 from protoseam.lab.experiments.plans import PLANS, Scope
 from protoseam.lab.experiments.tables import Table
 
-__all__ = ["PARTS", "TOY", "can_draw", "index", "inventory", "part_tables", "shortfall", "write_report"]
-
 _SETTINGS = {"sweep-rho": "rho_max", "sweep-k": "dim"}
 TOY = "toy"  # the toy model's file in a study: simulated, not trained
 PARTS = (*PLANS, TOY)

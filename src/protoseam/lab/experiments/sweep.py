@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
-__all__ = ["Search", "plan_search", "run_sweep"]
-
 _LOOK_AGAIN = 1.0  # seconds between two looks at trials that other workers have
 
 

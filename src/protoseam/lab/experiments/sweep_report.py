@@ -18,8 +18,6 @@ from protoseam.lab.experiments.space import apply
 from protoseam.lab.experiments.sweep import Search
 from protoseam.lab.experiments.tables import Table, csv_text, markdown
 
-__all__ = ["best_config", "collect", "inherit", "trials_table", "write_best", "write_report"]
-
 Row = dict[str, Any]
 
 

@@ -18,8 +18,6 @@ from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import rounded
 from protoseam.lab.report.single import duration, percent, settings_of
 
-__all__ = ["Group", "comparison_sections", "grouped", "paired"]
-
 _ASIDE = {*BESIDE, "seed", "data_root", "keep_embeddings", "audit_every", "eval_every", "checkpoint_every"}
 _DRAWN = 10  # groups in one chart, as many as there are colours
 

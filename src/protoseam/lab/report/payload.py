@@ -15,8 +15,6 @@ from torch import Tensor
 from protoseam.lab.engine.evaluate import BINS
 from protoseam.lab.report.gather import Gathered
 
-__all__ = ["answers_payload", "calibration", "curves_payload", "latent_payload", "rounded"]
-
 _LEVELS = 65535
 _CURVES = {  # chart: (title, unit, whether logarithmic)
     "accuracy": ("Validation accuracy", "%", False),

@@ -14,8 +14,6 @@ from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import answers_payload, calibration, curves_payload, latent_payload
 
-__all__ = ["command_of", "duration", "percent", "run_sections", "settings_of"]
-
 _VARIANTS = {"baseline": "Baseline", "unlifted": "Unlifted", "protoseam": "ProtoSeam"}
 _ENVIRONMENT = {
     "protoseam": "ProtoSeam", "commit": "Commit", "torch": "PyTorch", "python": "Python", "device": "Device",
