@@ -25,12 +25,13 @@ from protoseam.core.covariance import class_moments
 from protoseam.errors import ArgumentError
 from protoseam.lab.audit.distances import FULL, AuditSettings, quick_bures, seam_distances, trace
 from protoseam.lab.audit.head import AuditedHead, full_factors
-from protoseam.lab.audit.spectrum import Spectrum, covariance_spectrum
 from protoseam.lab.audit.terms import (
     SeamClasses,
     Smoothing,
+    Spectrum,
     Totals,
     TrainingSide,
+    covariance_spectrum,
     smoothing,
     totals,
     training_side,
