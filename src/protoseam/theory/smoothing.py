@@ -294,10 +294,7 @@ def _pair_average(
         elif subtract == "centre":
             value_MC = value_MC - _class_losses(head, centre_MCK.to(prototype_CK.dtype))
         chunks.append(value_MC)
-    return _average(torch.cat(chunks))
-
-
-def _average(value_MC: Tensor) -> MeanWithError:
+    value_MC = torch.cat(chunks)
     return MeanWithError(value_MC.mean(0), value_MC.std(0, correction=1) / math.sqrt(len(value_MC)))
 
 
