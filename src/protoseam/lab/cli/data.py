@@ -92,7 +92,7 @@ def _row(entry: Entry, root: Path) -> dict[str, Any]:
     elif array_folder(entry, root) is not None:
         on_disk = "arrays"
     elif (located := locate(entry, root)) is not None:
-        on_disk = "folder" if located.tree.path.is_dir() else "archive"
+        on_disk = "folder" if located[1].path.is_dir() else "archive"
     else:
         on_disk = "decoded" if newest(root, entry.name) else None
     return {

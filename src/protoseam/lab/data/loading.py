@@ -14,7 +14,7 @@ import numpy as np
 
 from protoseam.errors import DataError, DataWarning
 from protoseam.lab.data import archives, arrays, cache, catalog, images, readers
-from protoseam.lab.data.catalog import Entry, Source
+from protoseam.lab.data.catalog import Entry
 from protoseam.lab.data.dataset import ArrayDataset, check
 from protoseam.lab.data.download import download as download_file
 from protoseam.lab.data.download import progress
@@ -32,14 +32,6 @@ READERS: dict[str, Reader] = {
     "tinyimagenet": images.read_tiny_imagenet,
     "images": lambda tree, name, classes: images.read_image_folder(tree, name),
 }
-
-
-@dataclass(frozen=True)
-class Located:
-    """A source on disk: its files, and which of the catalogue's forms it has."""
-
-    source: Source
-    tree: Tree
 
 
 def load(
@@ -100,19 +92,19 @@ def array_folder(entry: Entry, root: Path) -> Path | None:
     return folder if (folder / arrays.FOLDER_FILES[0]).is_file() else None
 
 
-def locate(entry: Entry, root: Path) -> Located | None:
-    """Return the first of the entry's sources whose files are all under the root, as an archive or unpacked."""
+def locate(entry: Entry, root: Path) -> tuple[str, Tree] | None:
+    """Return format and files of the first source that is wholly under the root, as an archive or unpacked."""
     for folder in entry.folders:
         base = root / folder
         for source in entry.sources:
             if source.format == "idx":
                 # a download that broke off after two of the four files must not count as found
                 if base.is_dir() and not readers.missing_idx_files(tree := FolderTree(base)):
-                    return Located(source, tree)
+                    return source.format, tree
                 continue
             for place in (source.files[0].name, source.folder):
                 if place and (base / place).exists():
-                    return Located(source, archives.open_tree(base / place))
+                    return source.format, archives.open_tree(base / place)
     return None
 
 
@@ -151,10 +143,9 @@ def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
         located = locate(entry, root)
     if located is None:
         raise DataError(_missing(entry, root))
-    read, tree = READERS[located.source.format], located.tree
-    return cache.cached(
-        root, entry.name, stamp_of(tree, located.source.format), lambda: read(tree, entry.name, entry.classes)
-    )
+    kind, tree = located
+    read = READERS[kind]
+    return cache.cached(root, entry.name, stamp_of(tree, kind), lambda: read(tree, entry.name, entry.classes))
 
 
 def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
@@ -303,9 +294,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
     tree: Tree | None = None
     kind = ""
     if entry is not None:
-        located = locate(entry, root)
-        if located is not None:
-            tree, kind = located.tree, located.source.format
+        kind, tree = locate(entry, root) or ("", None)
         findings += _sources(entry, root)
     elif path.is_dir() or path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
         tree = archives.open_tree(path)
