@@ -4,7 +4,7 @@ Legend: N held-out samples, C classes of the head, P classes that have held-out 
 
 P_i is the empirical law of the held-out embeddings of class i, so R, μ_i and Σ_i are exact. Two things are
 sampled. L_sample has a Monte-Carlo error, and a bound may be missed by a slack that is proved and reported
-(:mod:`~protoseam.lab.audit.terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.certified.w1_upper`, an
+(:mod:`~protoseam.lab.audit.terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.wasserstein.w1_upper`, an
 upper bound with a proved confidence (0.999 for all classes together), or its cap √2(tr Σ_i)^{1/2} where that is
 smaller. ``QUICK`` uses the cap alone. The sliced W1 beside it bounds Δ_i from below.
 
