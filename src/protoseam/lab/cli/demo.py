@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     files = [args.out / "results.json"]
     write_atomically(files[0], (json.dumps(results, indent=1) + "\n").encode())
     try:
-        from protoseam.lab.experiments.clusters import cluster_figure
         from protoseam.lab.experiments.drawing import save_figures
+        from protoseam.lab.experiments.figures import cluster_figure
 
         files += save_figures({"clusters": cluster_figure(net, *data.test)}, args.out)
     except ImportError as error:
