@@ -14,12 +14,12 @@ import numpy as np
 
 from protoseam.errors import DataError, DataWarning
 from protoseam.lab.data import archives, arrays, cache, catalog, images, readers
+from protoseam.lab.data.archives import FolderTree, Tree
 from protoseam.lab.data.catalog import Entry
 from protoseam.lab.data.dataset import ArrayDataset, check
 from protoseam.lab.data.download import download as download_file
 from protoseam.lab.data.download import progress
 from protoseam.lab.data.split import stratified_split
-from protoseam.lab.data.trees import FolderTree, Tree
 
 Reader = Callable[[Tree, str, tuple[str, ...]], ArrayDataset]
 
