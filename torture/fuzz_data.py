@@ -27,7 +27,7 @@ from miniature_files import (
 )
 from PIL import Image
 
-from protoseam.lab.data.archives import extract, open_tree
+from protoseam.lab.data.archives import Tree, extract, open_tree
 from protoseam.lab.data.arrays import FOLDER_FILES, read_array_folder, read_npz
 from protoseam.lab.data.dataset import check
 from protoseam.lab.data.images import read_image_folder
@@ -39,7 +39,6 @@ from protoseam.lab.data.readers import (
     read_cifar100_python,
     read_idx,
 )
-from protoseam.lab.data.trees import Tree
 
 Target = Callable[[bytes, Path], None]
 _RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from rich.console import Console
 import protoseam as ps
 from protoseam.lab.cli import demo as verb
 from protoseam.lab.experiments import demo
-from protoseam.lab.experiments.clusters import cluster_figure
+from protoseam.lab.experiments.figures import cluster_figure
 
 
 def _arguments(*argv: str) -> argparse.Namespace:

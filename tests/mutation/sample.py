@@ -51,7 +51,7 @@ TESTS = {
     "lab/engine/session.py": "engine/test_training engine/test_nonfinite engine/test_promises hostile/test_schemas",
     "lab/engine/step.py": "engine/test_training engine/test_nonfinite",
     "lab/engine/run.py": "engine/test_training engine/test_nonfinite engine/test_settings hostile/test_memory",
-    "lab/data/archives.py": "data/test_archives",
+    "lab/data/archives.py": "data/test_archives data/test_images data/test_image_folders data/test_decoded_copies",
     "lab/data/arrays.py": "data/test_arrays data/test_catalog hostile/test_names",
     "lab/pipeline/augment.py": "pipeline/test_augment pipeline/test_draws",
     "lab/data/cache.py": "data/test_catalog data/test_decoded_copies hostile/test_links hostile/test_schemas",
@@ -63,7 +63,7 @@ TESTS = {
     "lab/data/images.py": "data/test_images data/test_image_folders data/test_resizing data/test_decoded_copies",
     "lab/data/links.py": "hostile/test_links",
     "lab/data/loading.py": "data/test_catalog data/test_image_folders data/test_resizing data/test_decoded_copies "
-    "hostile/test_odd_settings",
+    "data/test_data_cli hostile/test_odd_settings",
     "lab/data/names.py": "hostile/test_names",
     "lab/data/pickles.py": "data/test_readers hostile/test_pickles_everywhere",
     "lab/pipeline/randaugment.py": "pipeline/test_randaugment",
@@ -71,8 +71,6 @@ TESTS = {
     "lab/pipeline/resident.py": "pipeline/test_resident engine/test_promises engine/test_training",
     "lab/data/split.py": "data/test_split",
     "lab/data/streams.py": "data/test_archives data/test_decoded_copies",
-    "lab/data/trees.py": "data/test_images data/test_image_folders data/test_resizing data/test_decoded_copies",
-    "lab/data/verification.py": "data/test_data_cli data/test_decoded_copies data/test_catalog",
 }
 Mutant = tuple[str, int, int, int, str]  # module, node, which of its changes, line, what was changed
 

@@ -17,7 +17,6 @@ from protoseam.theory.bounds import (
     rms_distance,
 )
 from protoseam.theory.bures import bures, psd_sqrt
-from protoseam.theory.certified import W1Upper, w1_upper
 from protoseam.theory.collapse import (
     Collapse,
     angle_deviation_floor,
@@ -46,10 +45,12 @@ from protoseam.theory.smoothing import (
 )
 from protoseam.theory.wasserstein import (
     W1Estimate,
+    W1Upper,
     discrete_w1,
     projection_constant,
     sliced_w1,
     w1_to_gaussian,
+    w1_upper,
 )
 
 __all__ = [

@@ -17,22 +17,6 @@ from torch import Tensor
 from protoseam.errors import ArgumentError
 from protoseam.theory.bures import bures
 
-__all__ = [
-    "ControlledBound",
-    "RiskTransfer",
-    "controlled_bound",
-    "controlled_bound_full",
-    "coupling_bound",
-    "epsilon_from_halves",
-    "error_probability_bound",
-    "estimation_cap",
-    "floor_bias",
-    "non_gaussianity_cap",
-    "optimal_floor",
-    "risk_transfer",
-    "rms_distance",
-]
-
 
 @dataclass(frozen=True)
 class RiskTransfer:
@@ -328,21 +312,14 @@ def error_probability_bound(risk: float) -> float:
 
 def _estimation(error_C: Tensor, floor: float, dim: int, sharp: bool, weights: Tensor | None) -> float:
     error_C = error_C.double()
-    if floor == 0 and sharp:
-        term_C = estimation_cap(error_C, dim)
-    else:
-        term_C = error_C / (2 * _positive(floor))
-        if sharp:
-            term_C = torch.minimum(term_C, estimation_cap(error_C, dim))
-    return float((_weights(weights, error_C) * term_C).sum())
-
-
-def _positive(floor: float) -> float:
-    if floor <= 0:
+    if floor < 0 or (floor == 0 and not sharp):
         raise ArgumentError(
             f"the estimation term ε̄/(2σ0) needs a floor σ0 > 0, got {floor}; sharp=True has a finite one at 0"
         )
-    return floor
+    term_C = error_C / (2 * floor) if floor else torch.full_like(error_C, torch.inf)
+    if sharp:
+        term_C = torch.minimum(term_C, estimation_cap(error_C, dim))
+    return float((_weights(weights, error_C) * term_C).sum())
 
 
 def _weights(class_weights: Tensor | None, like: Tensor) -> Tensor:

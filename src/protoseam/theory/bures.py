@@ -17,8 +17,6 @@ from torch import Tensor
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["bures", "psd_sqrt"]
-
 
 def psd_sqrt(matrix_CKK: Tensor) -> Tensor:
     """The symmetric root of positive semi-definite matrices, float64.

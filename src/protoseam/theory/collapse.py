@@ -26,17 +26,6 @@ from torch import Tensor
 
 from protoseam.errors import ArgumentError
 
-__all__ = [
-    "Collapse",
-    "angle_deviation_floor",
-    "collapse_measures",
-    "max_cosine_floor",
-    "nc1",
-    "nc2",
-    "nc3",
-    "nc4",
-]
-
 
 @dataclass(frozen=True)
 class Collapse:

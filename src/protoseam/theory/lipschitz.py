@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["class_lipschitz", "head_lipschitz"]
-
 # ‖p − q‖₂ ≤ √2 for probability vectors: cross-entropy against hard or smoothed labels, rem:lipschitz-ours.
 CROSS_ENTROPY = math.sqrt(2.0)
 

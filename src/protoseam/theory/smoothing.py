@@ -22,22 +22,6 @@ from torch.nn.functional import cross_entropy
 from protoseam.errors import ArgumentError
 from protoseam.theory.bures import psd_sqrt
 
-__all__ = [
-    "MeanWithError",
-    "curvature",
-    "curvature_spread",
-    "floor_excess",
-    "floor_regularization",
-    "jensen_gap",
-    "loss_hessian",
-    "point_loss",
-    "remainder_bound",
-    "remainder_bound_fourth_order",
-    "sampled_loss",
-    "second_order_penalty",
-    "third_derivative_constant",
-]
-
 Head = Callable[[Tensor], Tensor]
 _BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
 _BLOCK_ELEMENTS = 2**23  # doubles in one block of centred rows: 64 MiB
@@ -310,10 +294,7 @@ def _pair_average(
         elif subtract == "centre":
             value_MC = value_MC - _class_losses(head, centre_MCK.to(prototype_CK.dtype))
         chunks.append(value_MC)
-    return _average(torch.cat(chunks))
-
-
-def _average(value_MC: Tensor) -> MeanWithError:
+    value_MC = torch.cat(chunks)
     return MeanWithError(value_MC.mean(0), value_MC.std(0, correction=1) / math.sqrt(len(value_MC)))
 
 

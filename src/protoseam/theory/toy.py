@@ -213,8 +213,7 @@ def simulate(
             residual_N = z_N - y_N
             a_hat = -float(residual_N @ cubic_N) / float(cubic_N @ cubic_N)  # eq:toy-empirical-minimizer
             if r == 0:
-                found = golden_section(_empirical_loss(residual_N, cubic_N), -2.0, 1.0)
-                gap_G[g] = abs(found - a_hat)
+                gap_G[g] = abs(_line_search(residual_N, cubic_N) - a_hat)
             y_N, z_N = _draw(sigma, samples, generator)  # held out
             fitted_N = head(z_N, a_hat)
             results_GRV[g, r] = torch.stack(
@@ -263,8 +262,8 @@ def _draw(sigma: float, samples: int, generator: torch.Generator) -> tuple[Tenso
     return y_N, y_N + sigma * torch.randn(samples, generator=generator, dtype=torch.float64)
 
 
-def _empirical_loss(residual_N: Tensor, cubic_N: Tensor) -> Callable[[float], float]:
-    return lambda a: float((residual_N + a * cubic_N).square().mean())
+def _line_search(residual_N: Tensor, cubic_N: Tensor) -> float:
+    return golden_section(lambda a: float((residual_N + a * cubic_N).square().mean()), -2.0, 1.0)
 
 
 def _share_correct(output_N: Tensor, y_N: Tensor) -> Tensor:

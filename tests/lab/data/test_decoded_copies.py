@@ -16,11 +16,10 @@ from PIL import Image
 
 from protoseam.errors import DataError, DataWarning
 from protoseam.lab.data import loading
+from protoseam.lab.data.archives import FolderTree
 from protoseam.lab.data.images import Problem, decode_image
-from protoseam.lab.data.loading import load
+from protoseam.lab.data.loading import load, verify
 from protoseam.lab.data.streams import DEFAULT_LIMITS, Limits
-from protoseam.lab.data.trees import FolderTree
-from protoseam.lab.data.verification import verify
 
 
 def _one_folder(parent: Path, shade: int) -> Path:

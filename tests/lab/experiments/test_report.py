@@ -16,7 +16,7 @@ from made_up_runs import PLANNED, SCOPE, row, three_seeds
 
 from protoseam.lab.engine.config import ConfigError, to_dict
 from protoseam.lab.engine.files import read_json
-from protoseam.lab.experiments import aggregate, covariances, documents, paper, reporting, study, tables
+from protoseam.lab.experiments import aggregate, covariances, paper, reporting, study, tables
 from protoseam.lab.experiments.plans import PLANS, QUICK, Scope
 
 ROOT = Path(__file__).parents[3]
@@ -268,45 +268,45 @@ def test_the_generated_tables_are_those_of_the_results(document: str, tmp_path: 
     copy = tmp_path / "copy.md"
     copy.write_text((ROOT / document).read_text(encoding="utf-8"), encoding="utf-8")
     runs = study.read_study(ROOT / "results" / "paper")
-    found = documents.blocks(runs, results=ROOT / "results")
-    assert not documents.fill(copy, found), (
+    found = reporting.blocks(runs, results=ROOT / "results")
+    assert not reporting.fill(copy, found), (
         f"{document} differs from the raw results; run: protoseam reproduce all --table-only "
         f"--readme {' '.join(GENERATED)}"
     )
     # and other results would show
     other = {"cifar100-resnet8-baseline-42": row("cifar100-resnet8-baseline-42", 0.5)}
-    assert documents.fill(copy, documents.blocks(other))
+    assert reporting.fill(copy, reporting.blocks(other))
 
 
 def test_blocks_are_rewritten_and_the_rest_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table1:begin -->\nold\n<!-- table1:end -->\nafter\n")
-    assert documents.fill(page, {"table1": "new\n", "other": "unused\n"})
+    assert reporting.fill(page, {"table1": "new\n", "other": "unused\n"})
     assert page.read_text() == "before\n<!-- table1:begin -->\nnew\n<!-- table1:end -->\nafter\n"
-    assert not documents.fill(page, {"table1": "new\n"})
+    assert not reporting.fill(page, {"table1": "new\n"})
     with pytest.raises(ConfigError, match="no block to fill: put <!-- NAME:begin -->"):
-        documents.fill(page, {"results": "x\n"})
+        reporting.fill(page, {"results": "x\n"})
     page.write_bytes(b"<!-- table1:begin -->\r\nold\r\n<!-- table1:end -->\r\n")
-    assert documents.fill(page, {"table1": "new\n"})
+    assert reporting.fill(page, {"table1": "new\n"})
     assert page.read_bytes() == b"<!-- table1:begin -->\r\nnew\r\n<!-- table1:end -->\r\n"
     page.write_text("<!-- a:begin -->\n<!-- a:end -->\n<!-- b:begin -->\n")
     with pytest.raises(ConfigError, match="has <!-- b:begin --> but no <!-- b:end --> behind it"):
-        documents.fill(page, {"a": "new\n", "b": "new\n"})
+        reporting.fill(page, {"a": "new\n", "b": "new\n"})
     with pytest.raises(ConfigError, match="cannot be read"):
-        documents.fill(tmp_path / "nowhere.md", {"results": "x\n"})
+        reporting.fill(tmp_path / "nowhere.md", {"results": "x\n"})
 
 
 def test_the_readme_summary_says_how_many_seeds_and_the_interval() -> None:
     runs = three_seeds()
     line = next(
-        x for x in documents.blocks(runs)["results"].splitlines() if x.startswith("| CIFAR-100 | ResNet-8")
+        x for x in reporting.blocks(runs)["results"].splitlines() if x.startswith("| CIFAR-100 | ResNet-8")
     )
     assert line == (
         "| CIFAR-100 | ResNet-8 | 77.00 (76.76) | missing (74.24) | 79.00 (78.34) | +2.00 [-0.48, +4.48] (+1.58) |"
     )
-    assert "6 are in [elsewhere](elsewhere)" in documents.blocks(runs, "elsewhere")["results"]
+    assert "6 are in [elsewhere](elsewhere)" in reporting.blocks(runs, "elsewhere")["results"]
     del runs["cifar100-resnet8-baseline-42"]
-    assert "| 77.50 (76.76), 2 of 3 seeds |" in documents.blocks(runs)["results"]
+    assert "| 77.50 (76.76), 2 of 3 seeds |" in reporting.blocks(runs)["results"]
 
 
 def test_a_network_that_is_not_studied_in_full_stands_where_it_has_a_run_and_in_the_summary_with_three_seeds() -> (
@@ -314,8 +314,8 @@ def test_a_network_that_is_not_studied_in_full_stands_where_it_has_a_run_and_in_
 ):
     names = [f"cifar100-vit_s-{variant}-{seed}" for variant in paper.VARIANTS for seed in paper.SEEDS]
     title = "ViT-S, linear patches"
-    assert title not in "".join(documents.blocks({}).values())
-    found = documents.blocks({names[1]: row(names[1], 0.65)})
+    assert title not in "".join(reporting.blocks({}).values())
+    found = reporting.blocks({names[1]: row(names[1], 0.65)})
     assert [line for line in found["table1"].splitlines() if title in line] == [
         f"| CIFAR-100 | {title} | Baseline | missing | 65.00 | missing | 65.00 |  | 65.91 | -0.91 |",
         f"| CIFAR-100 | {title} | Unlifted | missing | missing | missing | missing |  | 64.97 |  |",
@@ -324,7 +324,7 @@ def test_a_network_that_is_not_studied_in_full_stands_where_it_has_a_run_and_in_
     assert title not in found["results"]
     assert "Of the study's 54 runs, 0 are in" in found["results"]
     assert found["results"].count("| ViT-S, convolutional stem | missing") == 3  # this one always stands
-    complete = documents.blocks({name: row(name, 0.65) for name in names})["results"]
+    complete = reporting.blocks({name: row(name, 0.65) for name in names})["results"]
     assert f"| {title} | 65.00 (65.91) | 65.00 (64.97) | 65.00 (70.53) |" in complete
     used = tables.hyperparameters({}, Scope(datasets=("cifar100",), models=("vit_s_conv",)))
     assert used.rows[0][3:5] == ["0.01", "0.0001"]

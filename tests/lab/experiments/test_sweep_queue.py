@@ -19,7 +19,7 @@ from small_sweep import BASE, silence
 from protoseam.lab.engine import session
 from protoseam.lab.engine.config import RunConfig
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.experiments import sweep, sweep_queue, sweep_report
+from protoseam.lab.experiments import sweep, sweep_queue
 from protoseam.lab.experiments.space import Choice
 from protoseam.lab.experiments.sweep_queue import Queue, SweepError, open_queue, open_storage
 
@@ -293,6 +293,6 @@ def test_of_equal_trials_the_first_of_the_grid_is_best() -> None:
     }
     points = [{"x": slot} for slot in range(5)]
     search = SimpleNamespace(queue=SimpleNamespace(finished=lambda: finished, points=points))
-    rows = sweep_report.collect(search)
+    rows = sweep.collect(search)
     assert [row["trial"] for row in rows] == [1, 2, 0, 3, 4]
     assert [row["state"] for row in rows] == ["done", "done", "done", "diverged", "missing"]

@@ -3,8 +3,16 @@
 from protoseam.lab.audit.distances import FULL, QUICK, AuditSettings
 from protoseam.lab.audit.head import AuditedHead, audited_head, linear_head, sampling_covariance
 from protoseam.lab.audit.seam import Audit, ClassMoments, audit_seam, collapse_if_defined
-from protoseam.lab.audit.spectrum import Spectrum, covariance_spectrum
-from protoseam.lab.audit.terms import CONFIDENCE, Bound, SeamClasses, Smoothing, Totals, TrainingSide
+from protoseam.lab.audit.terms import (
+    CONFIDENCE,
+    Bound,
+    SeamClasses,
+    Smoothing,
+    Spectrum,
+    Totals,
+    TrainingSide,
+    covariance_spectrum,
+)
 
 __all__ = [
     "CONFIDENCE",

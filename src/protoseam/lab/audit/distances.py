@@ -14,10 +14,7 @@ from torch import Tensor
 
 from protoseam.lab.audit.terms import CONFIDENCE
 from protoseam.theory.bounds import non_gaussianity_cap
-from protoseam.theory.certified import w1_upper
-from protoseam.theory.wasserstein import sliced_w1
-
-__all__ = ["FULL", "QUICK", "AuditSettings", "quick_bures", "seam_distances", "trace"]
+from protoseam.theory.wasserstein import sliced_w1, w1_upper
 
 
 @dataclass(frozen=True)

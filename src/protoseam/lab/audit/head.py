@@ -26,8 +26,6 @@ from protoseam.theory.smoothing import (
     second_order_penalty,
 )
 
-__all__ = ["AuditedHead", "audited_head", "full_factors", "linear_head", "sampling_covariance"]
-
 _BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
 
 

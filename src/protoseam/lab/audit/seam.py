@@ -4,7 +4,7 @@ Legend: N held-out samples, C classes of the head, P classes that have held-out 
 
 P_i is the empirical law of the held-out embeddings of class i, so R, μ_i and Σ_i are exact. Two things are
 sampled. L_sample has a Monte-Carlo error, and a bound may be missed by a slack that is proved and reported
-(:mod:`~protoseam.lab.audit.terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.certified.w1_upper`, an
+(:mod:`~protoseam.lab.audit.terms`). Δ_i needs no slack: it is :func:`~protoseam.theory.wasserstein.w1_upper`, an
 upper bound with a proved confidence (0.999 for all classes together), or its cap √2(tr Σ_i)^{1/2} where that is
 smaller. ``QUICK`` uses the cap alone. The sliced W1 beside it bounds Δ_i from below.
 
@@ -23,14 +23,15 @@ from torch import Tensor
 
 from protoseam.core.covariance import class_moments
 from protoseam.errors import ArgumentError
-from protoseam.lab.audit.distances import FULL, QUICK, AuditSettings, quick_bures, seam_distances, trace
+from protoseam.lab.audit.distances import FULL, AuditSettings, quick_bures, seam_distances, trace
 from protoseam.lab.audit.head import AuditedHead, full_factors
-from protoseam.lab.audit.spectrum import Spectrum, covariance_spectrum
 from protoseam.lab.audit.terms import (
     SeamClasses,
     Smoothing,
+    Spectrum,
     Totals,
     TrainingSide,
+    covariance_spectrum,
     smoothing,
     totals,
     training_side,
@@ -38,8 +39,6 @@ from protoseam.lab.audit.terms import (
 from protoseam.theory.bounds import floor_bias
 from protoseam.theory.bures import bures
 from protoseam.theory.collapse import Collapse, collapse_measures
-
-__all__ = ["FULL", "QUICK", "Audit", "AuditSettings", "ClassMoments", "audit_seam", "collapse_if_defined"]
 
 
 class ClassMoments(NamedTuple):

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["add_arguments", "run"]
-
 _TERMS = {
     "mean_mismatch": "+ mean mismatch",
     "covariance_mismatch": "+ covariance mismatch",

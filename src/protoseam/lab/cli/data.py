@@ -92,7 +92,7 @@ def _row(entry: Entry, root: Path) -> dict[str, Any]:
     elif array_folder(entry, root) is not None:
         on_disk = "arrays"
     elif (located := locate(entry, root)) is not None:
-        on_disk = "folder" if located.tree.path.is_dir() else "archive"
+        on_disk = "folder" if located[1].path.is_dir() else "archive"
     else:
         on_disk = "decoded" if newest(root, entry.name) else None
     return {
@@ -126,7 +126,7 @@ def _get(name: str, root: Path, sha256: str | None, as_json: bool) -> int:
 
 
 def _verify(name: str, root: Path, as_json: bool) -> int:
-    from protoseam.lab.data.verification import verify
+    from protoseam.lab.data.loading import verify
 
     result = verify(name, root)
     if as_json:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -60,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     files = [args.out / "results.json"]
     write_atomically(files[0], (json.dumps(results, indent=1) + "\n").encode())
     try:
-        from protoseam.lab.experiments.clusters import cluster_figure
         from protoseam.lab.experiments.drawing import save_figures
+        from protoseam.lab.experiments.figures import cluster_figure
 
         files += save_figures({"clusters": cluster_figure(net, *data.test)}, args.out)
     except ImportError as error:

@@ -9,10 +9,6 @@ from typing import get_args
 
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
 
-__all__ = [
-    "at_least_one", "budget_seconds", "distinct", "known_variants", "one_thread", "spare_threads", "spelled",
-]  # fmt: skip
-
 
 def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
     """Return the options as this parser spells them: --on-nonfinite and --on_nonfinite are the same."""

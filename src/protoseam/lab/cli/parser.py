@@ -13,8 +13,6 @@ from protoseam.lab.cli.options import spelled
 from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
 from protoseam.lab.engine.settings import from_dict, parse_yaml, read_word, settings, to_yaml
 
-__all__ = ["Parser", "read_command", "truth"]
-
 
 class Parser(argparse.ArgumentParser):
     """argparse with the settings of a run as options, and a suggestion for what was probably meant."""

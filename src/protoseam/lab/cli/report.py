@@ -8,8 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["add_arguments", "leave_page", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -35,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def leave_page(places: Sequence[Path], out: Path | None = None) -> Path | None:
+def leave_page(places: Sequence[Path], out: Path | None = None) -> None:
     """Write the page at the end of another command and say where; a page that fails does not fail the command."""
     if os.environ.get("RANK", "0") != "0":  # under torchrun the first process writes
-        return None
+        return
     from protoseam.errors import ProtoSeamError
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.report.page import write_page
@@ -47,6 +45,5 @@ def leave_page(places: Sequence[Path], out: Path | None = None) -> Path | None:
         path = write_page(places, out)
     except (ProtoSeamError, OSError) as error:
         print(for_terminal(f"no page: {error}"), file=sys.stderr)
-        return None
-    print(for_terminal(f"page: {path}"))
-    return path
+    else:
+        print(for_terminal(f"page: {path}"))

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_page and any(name != "toy" for name in runs):
         leave_page([out], report / "report.html")
     if args.readme:
-        from protoseam.lab.experiments.documents import blocks, fill
+        from protoseam.lab.experiments.reporting import blocks, fill
 
         found = blocks(runs, out.as_posix(), out.parent)
         for document in args.readme:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from protoseam.lab.experiments.space import Space
     from protoseam.lab.experiments.sweep import Search
 
-__all__ = ["main"]
-
 _MOST_TRIED = 1000  # combinations, until one is found that a value goes with
 
 
@@ -175,7 +173,7 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
 
 def _report(searches: list[Search], out: Path) -> bool:
     """Print the trials and write the best of each search; False if one has none."""
-    from protoseam.lab.experiments import sweep_report as report
+    from protoseam.lab.experiments import sweep as report
     from protoseam.lab.experiments.tables import markdown
 
     found = True

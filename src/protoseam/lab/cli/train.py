@@ -17,8 +17,6 @@ from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.loggers import NAMES
 
-__all__ = ["main"]
-
 _GOES_ON = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
 
 
@@ -54,38 +52,31 @@ def main(argv: list[str]) -> int:
         out = Path(given.resume)
         spare_threads(RunDirectory(out).read_config())
         summary = resume(out, quiet=given.quiet, budget_seconds=budget, logger=given.logger)
-        _say([summary], [out])
-        if not given.no_page:
-            leave_page([out])
-        _say_chance([summary], [out])
+        _say(out, summary, page=not given.no_page)
+        _say_chance({out: summary})
         return 0
     spare_threads(config)
     runs = _expand(config, given)
-    for _, out in runs if len(runs) > 1 else []:
+    several = len(runs) > 1
+    for _, out in runs if several else []:
         refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
-    started = time.monotonic()
-    status, several = 0, len(runs) > 1
-    done: list[dict[str, Any]] = []
-    places: list[Path] = []
+    started, status = time.monotonic(), 0
+    done: dict[Path, dict[str, Any]] = {}
     for one, out in runs:
         left = None if budget is None else budget - (time.monotonic() - started)
         try:
             how = {"quiet": given.quiet, "budget_seconds": left, "logger": given.logger}
-            summary = train(one, out, resuming=several, **how)
+            done[out] = train(one, out, resuming=several, **how)
         except (DivergedError, SeamError) as error:
             if not several:
                 raise
             print(for_terminal(f"protoseam train: {out}: {error}"), file=sys.stderr)
             status = 1  # the others may well come through
             continue
-        _say([summary], [out])
-        done.append(summary)
-        places.append(out)
-        if not given.no_page:
-            leave_page([out])
-    if len(places) > 1 and not given.no_page:
-        leave_page(places)
-    _say_chance(done, places)
+        _say(out, done[out], page=not given.no_page)
+    if len(done) > 1 and not given.no_page:
+        leave_page(list(done))
+    _say_chance(done)
     return status
 
 
@@ -124,22 +115,19 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
     ]
 
 
-def _say_chance(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
-    """Print last which of the runs have learned nothing, and what to try."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    for summary, out in zip(summaries, outs, strict=True):
-        if summary.get("at_chance"):
-            print(f"{out}: {summary['at_chance']}")
-
-
-def _say(summaries: list[dict[str, Any]], outs: list[Path]) -> None:
-    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process speaks for all
-        return
-    for summary, out in zip(summaries, outs, strict=True):
+def _say(out: Path, summary: dict[str, Any], *, page: bool) -> None:
+    if os.environ.get("RANK", "0") == "0":  # under torchrun the first process speaks for all
         accuracy = summary["test_accuracy"]
         print(
             f"{out}: {'no test data, ' if accuracy is None else f'test accuracy {100 * accuracy:.2f} % '}"
-            f"after {summary['epochs']} epochs in {summary['seconds']:.0f} s",
-            file=sys.stdout,
+            f"after {summary['epochs']} epochs in {summary['seconds']:.0f} s"
         )
+    if page:
+        leave_page([out])
+
+
+def _say_chance(done: dict[Path, dict[str, Any]]) -> None:
+    """Print last which of the runs have learned nothing, and what to try."""
+    for out, summary in done.items() if os.environ.get("RANK", "0") == "0" else ():
+        if summary.get("at_chance"):
+            print(f"{out}: {summary['at_chance']}")

@@ -1,8 +1,7 @@
 """Data sets as arrays: `load` them by name or path, `check` them, split them."""
 
 from protoseam.lab.data.dataset import ArrayDataset, check
-from protoseam.lab.data.loading import load
+from protoseam.lab.data.loading import load, verify
 from protoseam.lab.data.split import channel_statistics, stratified_split
-from protoseam.lab.data.verification import verify
 
 __all__ = ["ArrayDataset", "channel_statistics", "check", "load", "stratified_split", "verify"]

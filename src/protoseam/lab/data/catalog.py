@@ -84,9 +84,9 @@ def _plain(name: str) -> str:
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _DIGITS = tuple("0123456789")
-_FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
-_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
-_CIFAR100 = """
+_FASHION_NAMES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+_CIFAR10_NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100_NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
 castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
 elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster
@@ -97,97 +97,66 @@ tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
 
-# Name, bytes and SHA-256 of each published file.
-_MNIST_FILES = {
-    "train-images-idx3-ubyte.gz": (
-        9912422,
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    ),
-    "train-labels-idx1-ubyte.gz": (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-    "t10k-images-idx3-ubyte.gz": (
-        1648877,
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    ),
-    "t10k-labels-idx1-ubyte.gz": (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-}
-_FASHION_FILES = {
-    "train-images-idx3-ubyte.gz": (
-        26421880,
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    ),
-    "train-labels-idx1-ubyte.gz": (29515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-    "t10k-images-idx3-ubyte.gz": (
-        4422102,
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    ),
-    "t10k-labels-idx1-ubyte.gz": (5148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
-}
+# Each published file: its name, bytes and SHA-256.
+_MNIST_FILES = """
+train-images-idx3-ubyte.gz 9912422 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+train-labels-idx1-ubyte.gz 28881 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+t10k-images-idx3-ubyte.gz 1648877 8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+t10k-labels-idx1-ubyte.gz 4542 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
+"""
+_FASHION_FILES = """
+train-images-idx3-ubyte.gz 26421880 3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+train-labels-idx1-ubyte.gz 29515 a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+t10k-images-idx3-ubyte.gz 4422102 346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+t10k-labels-idx1-ubyte.gz 5148 67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5
+"""
 # The binary form comes first, so it is the one downloaded: it holds the same pixels and no pickle.
-_CIFAR10_FILES = {
-    "binary": (
-        170052171,
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        "cifar-10-batches-bin",
-    ),
-    "python": (
-        170498071,
-        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        "cifar-10-batches-py",
-    ),
-}
-_CIFAR100_FILES = {
-    "binary": (
-        168513733,
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        "cifar-100-binary",
-    ),
-    "python": (
-        169001437,
-        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        "cifar-100-python",
-    ),
-}
-_TINY = SourceFile(
-    "tiny-imagenet-200.zip",
-    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    248100043,
-    "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-)
+_CIFAR10_FILES = """
+cifar-10-binary.tar.gz 170052171 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
+cifar-10-python.tar.gz 170498071 6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce
+"""
+_CIFAR100_FILES = """
+cifar-100-binary.tar.gz 168513733 58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec
+cifar-100-python.tar.gz 169001437 85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7
+"""
+_TINY_FILE = """
+tiny-imagenet-200.zip 248100043 6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821
+"""
 
 
-def _idx(base: str, files: dict[str, tuple[int, str]]) -> tuple[Source, ...]:
-    return (Source("idx", tuple(SourceFile(name, base + name, *known) for name, known in files.items())),)
+def _files(base: str, listed: str) -> tuple[SourceFile, ...]:
+    rows = (line.split() for line in listed.split("\n") if line)
+    return tuple(SourceFile(name, base + name, int(size), sha256) for name, size, sha256 in rows)
 
 
-def _cifar(number: int, files: dict[str, tuple[int, str, str]]) -> tuple[Source, ...]:
-    found = []
-    for form, (size, sha256, folder) in files.items():
-        name = f"cifar-{number}-{form}.tar.gz"
-        found.append(
-            Source(f"cifar{number}-{form}", (SourceFile(name, _TORONTO + name, size, sha256),), folder)
-        )
-    return tuple(found)
+def _archives(base: str, listed: str, *forms: tuple[str, str]) -> tuple[Source, ...]:
+    """Sources of one file each, given the format and the folder of each."""
+    pairs = zip(_files(base, listed), forms, strict=True)
+    return tuple(Source(form, (file,), folder) for file, (form, folder) in pairs)
 
 
 # Google's copy of the files that were at yann.lecun.com, which serves no https; the bucket of Fashion-MNIST's authors
 # by its TLS address, because its website address serves no https.
-_MNIST_AT = "https://storage.googleapis.com/cvdf-datasets/mnist/"
-_FASHION_AT = "https://fashion-mnist.s3.eu-central-1.amazonaws.com/"
+_MNIST = Source("idx", _files("https://storage.googleapis.com/cvdf-datasets/mnist/", _MNIST_FILES))
+_FASHION = Source("idx", _files("https://fashion-mnist.s3.eu-central-1.amazonaws.com/", _FASHION_FILES))
+_CIFAR10_FORMS = ("cifar10-binary", "cifar-10-batches-bin"), ("cifar10-python", "cifar-10-batches-py")
+_CIFAR100_FORMS = ("cifar100-binary", "cifar-100-binary"), ("cifar100-python", "cifar-100-python")
 _TINY_TITLE = "TinyImageNet; test is its validation set, as its own test set has no labels"
 
 CATALOG: dict[str, Entry] = {item.name: item for item in (
     Entry("digits", "8×8 digits that scikit-learn ships", 10, _DIGITS, 1438, 359, (8, 8, 1)),
     Entry("mnist", "MNIST", 10, _DIGITS, 60_000, 10_000, (28, 28, 1),
-          _idx(_MNIST_AT, _MNIST_FILES), ("mnist", "MNIST")),
-    Entry("fashion-mnist", "Fashion-MNIST", 10, tuple(_FASHION.split(",")), 60_000, 10_000, (28, 28, 1),
-          _idx(_FASHION_AT, _FASHION_FILES), ("fashion-mnist", "FashionMNIST")),
-    Entry("cifar10", "CIFAR-10", 10, tuple(_CIFAR10.split()), 50_000, 10_000, (32, 32, 3),
-          _cifar(10, _CIFAR10_FILES), (".", "cifar10")),
-    Entry("cifar100", "CIFAR-100, fine labels", 100, tuple(_CIFAR100.split()), 50_000, 10_000, (32, 32, 3),
-          _cifar(100, _CIFAR100_FILES), (".", "cifar100")),
+          (_MNIST,), ("mnist", "MNIST")),
+    Entry("fashion-mnist", "Fashion-MNIST", 10, tuple(_FASHION_NAMES.split(",")), 60_000, 10_000, (28, 28, 1),
+          (_FASHION,), ("fashion-mnist", "FashionMNIST")),
+    Entry("cifar10", "CIFAR-10", 10, tuple(_CIFAR10_NAMES.split()), 50_000, 10_000, (32, 32, 3),
+          _archives(_TORONTO, _CIFAR10_FILES, *_CIFAR10_FORMS), (".", "cifar10")),
+    Entry("cifar100", "CIFAR-100, fine labels", 100, tuple(_CIFAR100_NAMES.split()), 50_000, 10_000, (32, 32, 3),
+          _archives(_TORONTO, _CIFAR100_FILES, *_CIFAR100_FORMS), (".", "cifar100")),
     # the WordNet ids are read from the set's wnids.txt
     Entry("tinyimagenet", _TINY_TITLE, 200, (), 100_000, 10_000, (64, 64, 3),
-          (Source("tinyimagenet", (_TINY,), "tiny-imagenet-200"),), (".", "tinyimagenet")),
+          _archives("https://cs231n.stanford.edu/", _TINY_FILE, ("tinyimagenet", "tiny-imagenet-200")),
+          (".", "tinyimagenet")),
 )}  # fmt: skip
 
 _BY_PLAIN_NAME = {_plain(name): item for name, item in CATALOG.items()}

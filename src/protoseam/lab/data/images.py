@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protoseam.errors import DataError, DataWarning
+from protoseam.lab.data.archives import FolderTree, Tree
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.names import refuse_unprintable
 from protoseam.lab.data.split import stratified_split
-from protoseam.lab.data.trees import FolderTree, Tree
 
 LAYOUT_VERSION = 2  # of what is taken for parts and classes
 MAX_PIXELS = 4096 * 4096

@@ -12,8 +12,6 @@ from typing import IO
 
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["LinkError", "open_in_place", "refuse_link", "refuse_links"]
-
 
 class LinkError(ProtoSeamError, OSError):
     """A file or folder that would be written to, emptied or removed is a link to another place."""

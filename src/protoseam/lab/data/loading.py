@@ -1,4 +1,4 @@
-"""`load`: a data set by name or by path, from what is on disk, decoded once."""
+"""A data set by name or by path, from what is on disk: `load` decodes it once, `verify` hashes it again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from protoseam.errors import DataError, DataWarning
 from protoseam.lab.data import archives, arrays, cache, catalog, images, readers
-from protoseam.lab.data.catalog import Entry, Source
+from protoseam.lab.data.archives import FolderTree, Tree
+from protoseam.lab.data.catalog import Entry
 from protoseam.lab.data.dataset import ArrayDataset, check
 from protoseam.lab.data.download import download as download_file
 from protoseam.lab.data.download import progress
 from protoseam.lab.data.split import stratified_split
-from protoseam.lab.data.trees import FolderTree, Tree
 
 Reader = Callable[[Tree, str, tuple[str, ...]], ArrayDataset]
 
@@ -32,14 +32,6 @@ READERS: dict[str, Reader] = {
     "tinyimagenet": images.read_tiny_imagenet,
     "images": lambda tree, name, classes: images.read_image_folder(tree, name),
 }
-
-
-@dataclass(frozen=True)
-class Located:
-    """A source on disk: its files, and which of the catalogue's forms it has."""
-
-    source: Source
-    tree: Tree
 
 
 def load(
@@ -60,7 +52,7 @@ def load(
     Raises:
         DataError: if the data is missing, damaged, unsafe or not fit to train on.
     """
-    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    root = _root(root)
     entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
     if entry is not None:
         dataset = _load_named(entry, root, download)
@@ -69,6 +61,10 @@ def load(
         dataset = _load_path(name_or_path, root, image_size)
     check(dataset)
     return dataset if image_size is None else _resized(dataset, image_size)
+
+
+def _root(given: Path | None) -> Path:
+    return Path(given).expanduser() if given is not None else catalog.default_root()
 
 
 def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
@@ -96,26 +92,26 @@ def array_folder(entry: Entry, root: Path) -> Path | None:
     return folder if (folder / arrays.FOLDER_FILES[0]).is_file() else None
 
 
-def locate(entry: Entry, root: Path) -> Located | None:
-    """Return the first of the entry's sources whose files are all under the root, as an archive or unpacked."""
+def locate(entry: Entry, root: Path) -> tuple[str, Tree] | None:
+    """Return format and files of the first source that is wholly under the root, as an archive or unpacked."""
     for folder in entry.folders:
         base = root / folder
         for source in entry.sources:
             if source.format == "idx":
                 # a download that broke off after two of the four files must not count as found
                 if base.is_dir() and not readers.missing_idx_files(tree := FolderTree(base)):
-                    return Located(source, tree)
+                    return source.format, tree
                 continue
             for place in (source.files[0].name, source.folder):
                 if place and (base / place).exists():
-                    return Located(source, archives.open_tree(base / place))
+                    return source.format, archives.open_tree(base / place)
     return None
 
 
 def absence(name: str, root: Path | None = None) -> str:
     """Return why a data set of the catalogue cannot be loaded, with the remedy; "" where its files are there."""
     entry = catalog.entry(name)
-    root = Path(root).expanduser() if root is not None else catalog.default_root()
+    root = _root(root)
     there = entry.embedded or array_folder(entry, root) or locate(entry, root) or cache.newest(root, name)
     return "" if there else _missing(entry, root)
 
@@ -147,10 +143,9 @@ def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
         located = locate(entry, root)
     if located is None:
         raise DataError(_missing(entry, root))
-    read, tree = READERS[located.source.format], located.tree
-    return cache.cached(
-        root, entry.name, stamp_of(tree, located.source.format), lambda: read(tree, entry.name, entry.classes)
-    )
+    kind, tree = located
+    read = READERS[kind]
+    return cache.cached(root, entry.name, stamp_of(tree, kind), lambda: read(tree, entry.name, entry.classes))
 
 
 def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
@@ -265,3 +260,76 @@ def path_name(path: Path) -> str:
         if name.lower().endswith(suffix):
             return name[: -len(suffix)]
     return name
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of a check. A damaged decoded copy is rebuilt at once; a damaged source file cannot be."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    dataset: ArrayDataset
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.ok for finding in self.findings)
+
+
+def verify(name_or_path: str, root: Path | None = None) -> Verification:
+    """Check a data set's source files and decoded copy, and load it.
+
+    Raises:
+        DataError: if it cannot be loaded at all.
+    """
+    root = _root(root)
+    path = Path(name_or_path).expanduser()
+    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    findings: list[Finding] = []
+    tree: Tree | None = None
+    kind = ""
+    if entry is not None:
+        kind, tree = locate(entry, root) or ("", None)
+        findings += _sources(entry, root)
+    elif path.is_dir() or path.name.lower().endswith(archives.ARCHIVE_SUFFIXES):
+        tree = archives.open_tree(path)
+        kind = format_of(tree)
+    folder = None
+    if tree is not None:
+        folder = cache.folder_of(root, entry.name if entry else path_name(path), stamp_of(tree, kind))
+    elif entry is not None:
+        folder = cache.newest(root, entry.name)
+    if folder is not None and folder.exists():
+        damage = cache.full_damage(folder)
+        if damage is None:
+            findings.append(Finding(str(folder), True, "every SHA-256 matches its manifest"))
+        elif tree is not None:
+            cache.discard(folder)
+            findings.append(Finding(str(folder), True, f"was damaged ({damage}); rebuilt from its source"))
+        else:
+            findings.append(Finding(str(folder), False, f"{damage}, and its source is gone: get it again"))
+    dataset = load(name_or_path, root)
+    findings.append(Finding(dataset.name, True, f"loads: {describe(dataset)}"))
+    return Verification(dataset, tuple(findings))
+
+
+def _sources(entry: Entry, root: Path) -> list[Finding]:
+    findings = []
+    for folder in dict.fromkeys((root / name).resolve() for name in entry.folders):
+        for file in (file for source in entry.sources for file in source.files):
+            path = folder / file.name
+            if not path.is_file():
+                continue
+            if file.sha256 is None:
+                findings.append(Finding(str(path), True, "no official SHA-256 is known to compare with"))
+            elif (found := cache.sha256_of(path)) == file.sha256:
+                findings.append(Finding(str(path), True, "is the official file, by its SHA-256"))
+            else:
+                detail = f"is not the official file: its SHA-256 is {found}, not {file.sha256}"
+                findings.append(Finding(str(path), False, detail))
+    return findings

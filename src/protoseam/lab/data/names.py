@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from protoseam.errors import DataError
 
-__all__ = ["for_figures", "for_html", "for_markdown", "for_terminal", "printable", "refuse_unprintable"]
-
 LONGEST = 200
 
 

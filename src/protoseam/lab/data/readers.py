@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protoseam.errors import DataError
+from protoseam.lab.data.archives import Tree, only
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.pickles import read_cifar_pickle
 from protoseam.lab.data.streams import inflate
-from protoseam.lab.data.trees import Tree, only
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 

@@ -18,8 +18,6 @@ from protoseam.lab.data.archives import ZipTree
 from protoseam.lab.data.arrays import NPZ_LIMITS, parse_npy
 from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_image
 
-__all__ = ["Sample", "find_samples", "fit_image", "read_image"]
-
 # (what to call it, its pixels (H, W, C) or features (F,), or why there are none)
 Sample = tuple[str, "NDArray[Any] | Problem"]
 _MOST_BYTES = 256 * 2**20

@@ -76,10 +76,7 @@ class ForwardReader(io.RawIOBase):
         return bytes(data)
 
     def read_all(self) -> bytes:
-        data = bytearray()
-        while chunk := self.read(_CHUNK):
-            data += chunk
-        return bytes(data)
+        return b"".join(iter(lambda: self.read(_CHUNK), b""))
 
     def drain(self) -> None:
         while self.read(_CHUNK):

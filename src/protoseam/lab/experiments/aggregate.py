@@ -21,11 +21,6 @@ from protoseam.lab.experiments.plans import Scope, sweep_name
 from protoseam.lab.experiments.recipes import network
 from protoseam.lab.experiments.study import Planned
 
-__all__ = [
-    "PAIRS", "Band", "Cell", "Point", "cells", "counted", "curves", "differences",
-    "published_curve", "refused", "stray", "sweep", "wavering",
-]  # fmt: skip
-
 Runs = dict[str, dict[str, Any]]
 PAIRS = (("protoseam", "baseline"), ("protoseam", "unlifted"), ("unlifted", "baseline"))
 
@@ -59,6 +54,17 @@ def counted(plan: Sequence[Planned], runs: Runs) -> Runs:
     return {name: runs[name] for name, config in plan if name in runs and not refused(config, runs[name])}
 
 
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of the mean by Student's t, from two values on."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t  # a second to import, so only when there is something to compute
+
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    reach = float(t.ppf(0.975, len(values) - 1)) * error
+    return mean - reach, mean + reach
+
+
 @dataclass(frozen=True)
 class Cell:
     """A number of one data set, network and variant at each seed, beside the paper's mean.
@@ -86,14 +92,7 @@ class Cell:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the mean, Student's t over the seeds, from two seeds on."""
-        values = list(self.by_seed.values())
-        if len(values) < 2:
-            return None
-        from scipy.stats import t  # a second to import, so only when there is something to compute
-
-        mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-        reach = float(t.ppf(0.975, len(values) - 1)) * error
-        return mean - reach, mean + reach
+        return interval(list(self.by_seed.values()))
 
 
 def _each(scope: Scope) -> Iterator[tuple[str, str, str, dict[int, str]]]:

@@ -22,6 +22,7 @@ from protoseam.lab.audit import (
     Audit,
     AuditSettings,
     ClassMoments,
+    SeamClasses,
     Spectrum,
     Totals,
     TrainingSide,
@@ -38,8 +39,6 @@ from protoseam.lab.engine.rundata import load_again
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.theory import epsilon_from_halves, error_probability_bound, optimal_floor
-
-__all__ = ["audit_run", "rebuild"]
 
 # Field of the report → attribute of a bound.
 _BOUND = {name: name for name in ("name", "source", "terms", "gap", "tightness", "slack", "holds")}
@@ -184,7 +183,10 @@ def _report(audit: Audit, names: tuple[str, ...]) -> dict[str, Any]:
             "mean": float(classes.mean_mismatch_P.mean()),
             "covariance": float(classes.covariance_mismatch_P.mean()),
             "floor_bias": float(classes.floor_bias_P.mean()),
-            **({} if audit.training is None else _means(audit.training)),
+            **{
+                f"training_{name}": float(value_P.mean())
+                for name, value_P in _columns(audit.training).items()
+            },
         },
         "estimation": _estimation(float(classes.estimation_error_P.mean()), audit.dim),
         "smoothing": dataclasses.asdict(audit.smoothing),
@@ -213,18 +215,12 @@ def _class_rows(audit: Audit, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return one row per class: the measured numbers, and G_i·(terms), whose sum is the class's bound."""
     classes = audit.classes
     transfer = classes.transfer(torch.ones_like(classes.risk_P))
-    columns: dict[str, list[Any]] = {
-        field.name.removesuffix("_P"): getattr(classes, field.name).tolist()
-        for field in dataclasses.fields(classes)
-    }
+    columns = {name: value_P.tolist() for name, value_P in _columns(classes).items()}
     columns["smoothing_gap"] = classes.jensen_gap_P.tolist()
     columns["gap"] = transfer.gap_C.tolist()
     columns["bound"] = (classes.sampled_loss_P + transfer.gap_C).tolist()
     columns["holds"] = classes.holds_P().tolist()
-    if audit.training is not None:
-        for field in dataclasses.fields(audit.training):
-            name = f"training_{field.name.removesuffix('_P')}"
-            columns[name] = getattr(audit.training, field.name).tolist()
+    columns |= {f"training_{name}": value_P.tolist() for name, value_P in _columns(audit.training).items()}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     for row in rows:
         joint = math.hypot(row["mean_mismatch"], row["covariance_mismatch"]) or 1.0
@@ -236,9 +232,11 @@ def _class_rows(audit: Audit, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{"name": names[row["index"]], **row} for row in rows]
 
 
-def _means(parts: TrainingSide) -> dict[str, float]:
-    fields = dataclasses.fields(parts)
-    return {f"training_{f.name.removesuffix('_P')}": float(getattr(parts, f.name).mean()) for f in fields}
+def _columns(parts: SeamClasses | TrainingSide | None) -> dict[str, Tensor]:
+    """Return the numbers of each class by their names without the suffix; {} without any."""
+    return (
+        {} if parts is None else {name.removesuffix("_P"): value_P for name, value_P in vars(parts).items()}
+    )
 
 
 def _spectrum(spectrum: Spectrum) -> dict[str, Any]:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["classes_figure", "epochs_figure", "save_audit_figures", "waterfall_figure"]
-
 _TERMS = {  # in the order they are stacked
     "mean_mismatch": ("mean mismatch", "#1b6ca8"),
     "covariance_mismatch": ("covariance mismatch", "#7fb8d6"),

@@ -27,8 +27,6 @@ from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.schemas import PATH, Schema, check, listed, record, whole
 from protoseam.lab.experiments.study import done, read_study, working_directory
 
-__all__ = ["PART_MIB", "Unpacked", "pack", "unpack"]
-
 PART_MIB = 15
 _MANIFEST = "manifest.json"
 _PARTS: Schema = {

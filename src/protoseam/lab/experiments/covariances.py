@@ -17,8 +17,6 @@ from protoseam.lab.experiments.plans import Scope, covariance
 from protoseam.lab.experiments.recipes import TITLES
 from protoseam.lab.experiments.tables import MISSING, Table
 
-__all__ = ["adopt", "covariance_table"]
-
 # The setting lift.covariance, lift.structure → how a reader knows it.
 _ESTIMATES: dict[tuple[Literal["exact", "running", "isotropic"], Literal["full", "diagonal"]], str] = {
     ("exact", "full"): "exact: one pass after each epoch",

@@ -24,11 +24,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import protoseam as ps
 from protoseam.lab.models.small import convnet
 
-__all__ = [
-    "RECIPES", "VARIANTS", "Data", "Recipe", "Variant", "Watcher", "accuracy", "build", "load_data", "run",
-    "run_name", "summarize", "train",
-]  # fmt: skip
-
 Variant = Literal["Baseline", "Unlifted", "ProtoSeam"]
 VARIANTS: tuple[Variant, ...] = ("Baseline", "Unlifted", "ProtoSeam")
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["new_figure", "save_figures"]
-
 
 def new_figure(
     width: float, height: float, panels: Sequence[float] = (1,), *, rows: int = 1, note: str = ""

@@ -5,20 +5,6 @@ Accuracies are percentages; seeds are 42, 43, 44, in this order. Constants only:
 
 from __future__ import annotations
 
-__all__ = [
-    "CURVES",
-    "DATASETS",
-    "EPOCHS",
-    "GRID",
-    "MODELS",
-    "SEEDS",
-    "SWEEP_K",
-    "SWEEP_RHO",
-    "TABLE_1",
-    "TUNED",
-    "VARIANTS",
-]
-
 SEEDS = (42, 43, 44)
 EPOCHS = 200
 DATASETS = ("cifar10", "cifar100", "tinyimagenet")

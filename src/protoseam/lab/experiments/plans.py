@@ -17,11 +17,6 @@ from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.recipes import STUDIED, recipe
 from protoseam.lab.experiments.study import UNTESTED, Planned
 
-__all__ = [
-    "PLANS", "QUICK", "Scope", "agenda", "cluster_name", "clusters", "covariance", "covariance_name", "grid_name",
-    "grid_points", "linear_patches", "sweep_k", "sweep_name", "sweep_rho", "table_1", "unlifted_grid",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Scope:

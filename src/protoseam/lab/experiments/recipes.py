@@ -22,8 +22,6 @@ from protoseam.lab.engine.config import (
 )
 from protoseam.lab.experiments import paper
 
-__all__ = ["MINUTES", "NAMES", "NETWORKS", "RECIPES", "STUDIED", "TITLES", "Recipe", "network", "recipe"]
-
 Recipe = Callable[[], RunConfig]
 
 TITLES = {

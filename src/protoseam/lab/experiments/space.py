@@ -18,8 +18,6 @@ from protoseam.lab.engine.settings import from_dict, settings
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-__all__ = ["ADAMW_GRID", "Choice", "Range", "Space", "apply", "describe", "grid", "parse_space", "suggest"]
-
 # these decide what is measured, or where: trials that differ in them could not be compared
 _FIXED = ("data", "data_root", "device", "seed", "validation", "variant")
 # What a sweep tries for AdamW, whose rates are far below the paper's for SGD: around torch's defaults.

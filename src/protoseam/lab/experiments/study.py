@@ -29,11 +29,6 @@ from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
 from protoseam.lab.engine.schemas import ROW, TOY, UNTESTED_ROW, problem
 from protoseam.lab.engine.session import Interrupted, train
 
-__all__ = [
-    "UNTESTED", "Planned", "StudyError", "done", "forget", "read_study", "run_study", "say_stopped",
-    "working_directory", "write_row",
-]  # fmt: skip
-
 UNTESTED = "grid-"  # runs of that prefix are a search: the test data is taken away before they begin
 
 Planned = tuple[str, RunConfig]

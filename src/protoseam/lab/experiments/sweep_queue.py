@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
-__all__ = ["Queue", "SweepError", "heartbeats", "open_queue", "open_storage"]
-
 _GRACE = 3  # heartbeats that may be missed before a worker counts as dead
 _ATTEMPTS = 5
 _ALREADY_FINISHED = RuntimeError  # what Optuna raises when a finished trial is to be changed, since version 4

@@ -18,11 +18,6 @@ from protoseam.lab.experiments.aggregate import Band, Cell, Point, Runs, publish
 from protoseam.lab.experiments.plans import Scope, grid_name, grid_points
 from protoseam.lab.experiments.recipes import TITLES, network
 
-__all__ = [
-    "Table", "audits", "cost_line", "csv_text", "curves_table", "grid_table", "hyperparameters", "latex", "markdown",
-    "paired", "sweep_table", "table_1", "toy_table", "wavering_table",
-]  # fmt: skip
-
 MISSING = "missing"
 
 

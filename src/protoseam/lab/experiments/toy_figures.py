@@ -14,8 +14,6 @@ from protoseam.theory import toy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["perturbation_figure", "save_toy_figures", "selection_figure"]
-
 _INK = {"identity": "#444444", "matched": "#1b6ca8", "limit": "#c4501b", "random": "#bbbbbb"}
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from protoseam.lab.engine.config import BESIDE
 from protoseam.lab.experiments import paper
+from protoseam.lab.experiments.aggregate import interval
 from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import rounded
 from protoseam.lab.report.single import duration, percent, settings_of
-
-__all__ = ["Group", "comparison_sections", "grouped", "paired"]
 
 _ASIDE = {*BESIDE, "seed", "data_root", "keep_embeddings", "audit_every", "eval_every", "checkpoint_every"}
 _DRAWN = 10  # groups in one chart, as many as there are colours
@@ -57,8 +56,7 @@ def grouped(runs: Sequence[Gathered]) -> list[Group]:
             settings = {k: v for k, v in settings.items() if not k.startswith("lift.") or k == "lift.dim"}
         found.setdefault(repr(sorted(settings.items(), key=str)), Group(settings, [])).runs.append(run)
     groups = list(found.values())
-    varying = differing(groups)
-    return [dataclasses.replace(g, label=_label(g, groups, varying)) for g in groups]
+    return [dataclasses.replace(g, label=_label(g, groups)) for g in groups]
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
@@ -68,7 +66,7 @@ def differing(groups: Sequence[Group]) -> list[str]:
     return [name for name in names if len(values[name]) > 1]
 
 
-def _label(group: Group, groups: Sequence[Group], varying: list[str]) -> str:
+def _label(group: Group, groups: Sequence[Group]) -> str:
     """The variant, and within the same data, network and variant whatever else differs."""
     kin = [g for g in groups if (g.block, g.settings["variant"]) == (group.block, group.settings["variant"])]
     names = [name for name in differing(kin) if name not in ("data", "model", "model_options", "variant")]
@@ -83,15 +81,7 @@ def _short(value: Any) -> str:
 def paired(one: dict[int, float], other: dict[int, float]) -> tuple[float, tuple[float, float] | None] | None:
     """Mean difference over the seeds that both have, and its 95 % interval by Student's t from two seeds on."""
     values = [one[seed] - other[seed] for seed in one if seed in other]
-    if not values:
-        return None
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, None
-    from scipy.stats import t  # a second to import, so only when there is something to compute
-
-    reach = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, (mean - reach, mean + reach)
+    return (statistics.fmean(values), interval(values)) if values else None
 
 
 def comparison_sections(groups: list[Group], beside: Path | None) -> tuple[list[Markup], dict[str, Any]]:
@@ -149,8 +139,8 @@ def _difference(own: dict[int, float], reference: dict[int, float]) -> str:
     found = paired(own, reference)
     if found is None:
         return "no seed in common"
-    mean, interval = found
-    text = f"{mean:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
+    mean, ends = found
+    text = f"{mean:+.2f}" + (f" [{ends[0]:+.2f}, {ends[1]:+.2f}]" if ends else "")
     return text.replace("-", "−")
 
 

@@ -28,8 +28,6 @@ from protoseam.lab.experiments.demo import (
 from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.page import FILE, page
 
-__all__ = ["DemoPage"]
-
 
 class DemoPage:
     """Watches the demo for its page, and lets another watcher see everything, too."""

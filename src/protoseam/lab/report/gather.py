@@ -18,8 +18,6 @@ from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.schemas import ROW, SHARE, nullable, problem
 from protoseam.lab.engine.settings import from_dict
 
-__all__ = ["Gathered", "gather"]
-
 _ROW = {**ROW, "test_accuracy": nullable(SHARE)}
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from protoseam.lab.data.names import for_html
 
-__all__ = ["Markup", "section", "table", "tag"]
-
 _VOID = {"input"}
 
 

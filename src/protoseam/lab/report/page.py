@@ -15,8 +15,6 @@ from protoseam.lab.report.gather import Gathered, gather
 from protoseam.lab.report.markup import Markup, tag
 from protoseam.lab.report.single import headline, run_sections, tiles
 
-__all__ = ["FILE", "page", "write_page"]
-
 FILE = "report.html"
 _SCRIPTS = ("core.js", "charts.js", "latent.js", "images.js", "page.js")
 # nothing may be asked for, whatever a page holds

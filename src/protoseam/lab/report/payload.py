@@ -15,17 +15,7 @@ from torch import Tensor
 from protoseam.lab.engine.evaluate import BINS
 from protoseam.lab.report.gather import Gathered
 
-__all__ = ["answers_payload", "calibration", "curves_payload", "latent_payload", "rounded"]
-
 _LEVELS = 65535
-_CURVES = {  # chart: (title, unit, whether logarithmic)
-    "accuracy": ("Validation accuracy", "%", False),
-    "loss": ("Loss and its terms", "", True),
-    "distance": ("Prototype distances", "", False),
-    "spread": ("Class spread in the seam", "", False),
-    "rho": ("Consensus weight ρ", "", False),
-    "lr": ("Learning rate", "", False),
-}
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
@@ -37,43 +27,32 @@ def rounded(value: float | None, digits: int = 5) -> float | None:
 
 def curves_payload(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One chart per quantity, each with its series over the epochs; what a run did not write is left out."""
-    series: dict[str, dict[str, list[float | None]]] = {
-        "accuracy": {"validation": [_percent(row["validation_accuracy"]) for row in metrics]},
-        "loss": {name: [row["loss"].get(name) for row in metrics] for name in _terms(metrics)},
-        "distance": {
-            "nearest pair": _seam(metrics, "prototype_gap_min"),
-            "mean of nearest": _seam(metrics, "prototype_gap_mean"),
-        },
-        "spread": {"√tr Σ̃": _seam(metrics, "sample_spread")},
-        "rho": {"ρ": [row.get("rho") for row in metrics]},
-        "lr": {"rate": [row.get("lr") for row in metrics]},
-    }
-    charts = []
-    for key, (title, unit, log) in _CURVES.items():
+
+    def seam(name: str) -> list[float | None]:
+        return [row.get("seam", {}).get(name) for row in metrics]
+
+    terms = dict.fromkeys(["total", *(name for row in metrics for name in row["loss"])])
+    validation = [row["validation_accuracy"] for row in metrics]
+    gaps = {"nearest pair": seam("prototype_gap_min"), "mean of nearest": seam("prototype_gap_mean")}
+    charts: list[tuple[str, str, str, dict[str, list[float | None]]]] = [
+        ("accuracy", "Validation accuracy", "%", {"validation": [v and 100 * v for v in validation]}),
+        ("loss", "Loss and its terms", "", {n: [row["loss"].get(n) for row in metrics] for n in terms}),
+        ("distance", "Prototype distances", "", gaps),
+        ("spread", "Class spread in the seam", "", {"√tr Σ̃": seam("sample_spread")}),
+        ("rho", "Consensus weight ρ", "", {"ρ": [row.get("rho") for row in metrics]}),
+        ("lr", "Learning rate", "", {"rate": [row.get("lr") for row in metrics]}),
+    ]
+    found: list[dict[str, Any]] = []
+    for key, title, unit, series in charts:
         drawn = {
             name: [rounded(v) for v in values]
-            for name, values in series[key].items()
+            for name, values in series.items()
             if any(v is not None for v in values)
         }
+        log = key == "loss" and all(v is None or v > 0 for values in drawn.values() for v in values)
         if drawn:
-            positive = all(v is None or v > 0 for values in drawn.values() for v in values)
-            charts.append(
-                {"key": key, "title": title, "unit": unit, "log": log and positive, "series": drawn}
-            )
-    return [{**chart, "epochs": [row["epoch"] for row in metrics]} for chart in charts]
-
-
-def _terms(metrics: list[dict[str, Any]]) -> list[str]:
-    names = list(dict.fromkeys(name for row in metrics for name in row["loss"]))
-    return ["total", *(name for name in names if name != "total")]
-
-
-def _seam(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
-    return [row.get("seam", {}).get(name) for row in metrics]
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+            found.append({"key": key, "title": title, "unit": unit, "log": log, "series": drawn})
+    return [{**chart, "epochs": [row["epoch"] for row in metrics]} for chart in found]
 
 
 def latent_payload(run: Gathered) -> dict[str, Any] | None:

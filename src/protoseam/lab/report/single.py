@@ -14,8 +14,6 @@ from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import answers_payload, calibration, curves_payload, latent_payload
 
-__all__ = ["command_of", "duration", "percent", "run_sections", "settings_of"]
-
 _VARIANTS = {"baseline": "Baseline", "unlifted": "Unlifted", "protoseam": "ProtoSeam"}
 _ENVIRONMENT = {
     "protoseam": "ProtoSeam", "commit": "Commit", "torch": "PyTorch", "python": "Python", "device": "Device",
@@ -28,6 +26,22 @@ _BOUND = (
     ("covariance_mismatch", "Another spread", "Held-out images scatter otherwise than the points that N2 learns from."),
     ("non_gaussianity", "Not Gaussian", "The clouds of held-out images are not Gaussian. This is an upper estimate."),
 )  # fmt: skip
+# What the script fills: the parts of the page that are the same for every run.
+_LATENT_VIEW = """<div class="controls"><button type="button" id="play">Play</button>
+<input type="range" id="epoch" min="0" max="{last}" step="1" value="0" aria-label="Epoch">
+<output id="epoch-shown" for="epoch"></output></div>
+<div class="split">
+<div class="stage"><canvas id="latent-view" tabindex="0" role="img" aria-label="The latent space"></canvas></div>
+<div class="side"><div class="controls"><label>Plane <select id="plane"></select></label>
+<label>Class <select id="only"><option value="-1">all</option></select></label>
+<label><input type="checkbox" id="wrong"> only wrong answers</label></div>
+<div id="point" aria-live="polite" class="card">Point at an image to see it here.</div>
+<ul id="legend"></ul>
+<p class="hint">With the keyboard: focus the picture, then the arrow keys go from image to image.</p></div></div>"""
+_MISTAKES_VIEW = """<div class="split matrix-split">
+<div id="confusion" class="scroll" tabindex="0" role="region" aria-label="Confusion matrix"></div>
+<div class="side"><h3>Most frequent mistakes</h3><ul id="top-mistakes" class="chips"></ul>
+<div id="cell" class="card" aria-live="polite">Choose a cell to see its images.</div></div></div>"""
 
 
 def run_sections(run: Gathered) -> tuple[list[Markup], dict[str, Any]]:
@@ -129,62 +143,15 @@ def _latent(run: Gathered, latent: dict[str, Any]) -> Markup:
             f" Of {latent['width'] or 'many'} dimensions the page shows two at a time, along directions that were "
             "fitted once, on the last epoch, and stay still while the epochs pass."
         )
-    slider = tag(
-        "input",
-        type="range",
-        id="epoch",
-        min="0",
-        max=str(len(latent["epochs"]) - 1),
-        step="1",
-        value="0",
-        aria_label="Epoch",
-    )
-    controls = tag(
-        "div",
-        tag("button", "Play", type="button", id="play"),
-        slider,
-        tag("output", "", id="epoch-shown", for_="epoch"),
-        class_="controls",
-    )
-    choices = tag(
-        "div",
-        tag("label", "Plane ", tag("select", id="plane")),
-        tag("label", "Class ", tag("select", tag("option", "all", value="-1"), id="only")),
-        tag("label", tag("input", type="checkbox", id="wrong"), " only wrong answers"),
-        class_="controls",
-    )
-    canvas = tag("canvas", id="latent-view", tabindex="0", role="img", aria_label="The latent space")
-    keys = "With the keyboard: focus the picture, then the arrow keys go from image to image."
-    side = tag(
-        "div",
-        choices,
-        tag("div", "Point at an image to see it here.", id="point", aria_live="polite", class_="card"),
-        tag("ul", id="legend"),
-        tag("p", keys, class_="hint"),
-        class_="side",
-    )
-    view = tag("div", tag("div", canvas, class_="stage"), side, class_="split")
-    return section(
-        "latent", "The latent space over the epochs", controls, view, short="Latent space", lead=lead
-    )
+    view = Markup(_LATENT_VIEW.format(last=len(latent["epochs"]) - 1))
+    return section("latent", "The latent space over the epochs", view, short="Latent space", lead=lead)
 
 
 def _mistakes(run: Gathered) -> Markup:
     kept = run.latents
     wrong = int((kept["label"] != kept["first"]).sum())
-    matrix = tag(
-        "div", id="confusion", class_="scroll", tabindex="0", role="region", aria_label="Confusion matrix"
-    )
-    side = tag(
-        "div",
-        tag("h3", "Most frequent mistakes"),
-        tag("ul", id="top-mistakes", class_="chips"),
-        tag("div", "Choose a cell to see its images.", id="cell", class_="card", aria_live="polite"),
-        class_="side",
-    )
     lead = f"{wrong:,} of {len(kept['label']):,} test images have a wrong answer. Choose a cell to see its images."
-    view = tag("div", matrix, side, class_="split matrix-split")
-    return section("mistakes", "What it confuses", view, short="Mistakes", lead=lead)
+    return section("mistakes", "What it confuses", Markup(_MISTAKES_VIEW), short="Mistakes", lead=lead)
 
 
 def _class_count(run: Gathered) -> int:
