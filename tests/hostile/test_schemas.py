@@ -20,6 +20,7 @@ from protoseam.lab.engine import checkpoint, session
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.experiments.study import read_study, write_row
 
@@ -120,7 +121,7 @@ def test_a_bad_line_of_metrics_costs_that_line_alone(line: str, stopped: Path) -
     file = stopped / "metrics.jsonl"
     first, _, last = file.read_text().splitlines()
     file.write_text(f"{first}\n{line}\n{last}\n")
-    with pytest.warns(session.ResumeWarning, match="the lines of 1 epochs, between 2 and 2, cannot be read"):
+    with pytest.warns(ResumeWarning, match="the lines of 1 epochs, between 2 and 2, cannot be read"):
         summary = session.resume(stopped, quiet=True)
     assert summary["validation_accuracy"] == json.loads(last)["validation_accuracy"]
     assert [row["epoch"] for row in RunDirectory(stopped).read_metrics()] == [1, 3]

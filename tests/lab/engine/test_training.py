@@ -23,6 +23,7 @@ from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, Ru
 from protoseam.lab.engine.distributed import Processes
 from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.evaluate import evaluate, load_deployed
+from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
 from protoseam.lab.engine.settings import from_dict
@@ -202,7 +203,7 @@ def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:
         session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=0.0)
     path = tmp_path / "run" / "env.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"torch": "1.0.0"}))
-    with pytest.warns(session.ResumeWarning, match=r"torch: was 1\.0\.0, is "):
+    with pytest.warns(ResumeWarning, match=r"torch: was 1\.0\.0, is "):
         session.resume(tmp_path / "run", quiet=True)
     kept = json.loads(path.read_text())
     assert kept["torch"] == "1.0.0"
@@ -214,7 +215,7 @@ def test_another_number_of_threads_is_named_on_resume(tmp_path: Path) -> None:
         session.train(SMALL, tmp_path / "run", quiet=True, budget_seconds=0.0)
     torch.set_num_threads(2)
     try:
-        with pytest.warns(session.ResumeWarning, match=r"bit-identically: threads: was 1, is 2$"):
+        with pytest.warns(ResumeWarning, match=r"bit-identically: threads: was 1, is 2$"):
             session.resume(tmp_path / "run", quiet=True)
     finally:
         torch.set_num_threads(1)
@@ -228,7 +229,7 @@ def test_another_processor_is_named_on_resume(part: str, tmp_path: Path) -> None
     there = json.loads(path.read_text())
     here = there.pop(part)
     path.write_text(json.dumps(there))  # as one of an earlier version has it
-    with pytest.warns(session.ResumeWarning, match=re.escape(f"{part}: was not recorded, is {here}")):
+    with pytest.warns(ResumeWarning, match=re.escape(f"{part}: was not recorded, is {here}")):
         session.resume(tmp_path / "run", quiet=True)
 
 
@@ -238,7 +239,7 @@ def test_metrics_that_cannot_be_read_are_named_on_resume(tmp_path: Path) -> None
     (out / "summary.json").unlink()
     lines = (out / "metrics.jsonl").read_text().splitlines()
     (out / "metrics.jsonl").write_text("\n".join([lines[0], "", *lines[2:]]) + "\n")
-    with pytest.warns(session.ResumeWarning, match="the lines of 1 epochs, between 2 and 2, cannot be read"):
+    with pytest.warns(ResumeWarning, match="the lines of 1 epochs, between 2 and 2, cannot be read"):
         session.resume(out, quiet=True)
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from protoseam.lab.engine.optim import FlatOptimizer
 
-__all__ = ["FlatAdamW"]
-
 _BETA2, _EPSILON = 0.999, 1e-8  # torch.optim.AdamW's defaults
 
 

@@ -16,8 +16,6 @@ from protoseam.core.covariance import class_moments
 if TYPE_CHECKING:
     from protoseam.lab.engine.latents import Seam
 
-__all__ = ["answers_on", "class_table", "how_unusual", "quantiles"]
-
 _BLOCK = 4096  # images whose distances to all classes are held at once
 
 

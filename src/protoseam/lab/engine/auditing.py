@@ -10,8 +10,6 @@ from torch import Tensor
 import protoseam as ps
 from protoseam.lab.audit import QUICK, audit_seam, audited_head
 
-__all__ = ["AuditWarning", "quick_audit"]
-
 
 class AuditWarning(UserWarning):
     """An audit during training was left out; training itself is not changed."""

@@ -16,8 +16,6 @@ from torch import Tensor
 from protoseam.lab.engine.objectives import AbstractObjective
 from protoseam.lab.engine.optim import FlatOptimizer
 
-__all__ = ["Average"]
-
 
 class Average:
     """The average of ``optimizer``'s float32 masters and of the network's floating-point buffers.

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["every"]
-
 
 @contextmanager
 def every(seconds: float, action: Callable[[], None]) -> Iterator[None]:

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from protoseam.errors import ProtoSeamError
 
-__all__ = ["Unbounded", "bytes_of", "load_bounded"]
-
 _MOST_INSTRUCTIONS = 8 * 2**20  # bytes that describe the tensors, about 200 each
 _NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch [A-Z]\w+Storage")
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from protoseam.lab.engine.config import RunConfig
 from protoseam.lab.pipeline.resident import suitable_batch
 
-__all__ = ["FEW_STEPS", "at_chance", "epoch_of", "few_steps", "what_to_try"]
-
 FEW_STEPS = 10  # per epoch
 
 

@@ -25,8 +25,6 @@ from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.bounded import Unbounded, load_bounded
 from protoseam.lab.engine.files import explain_os_error, read_bounded
 
-__all__ = ["CheckpointError", "CheckpointWarning", "latest", "save"]
-
 _FORMAT = 1
 _MOST_MANIFEST = 2**16
 _KEEP = 2  # the newest, and the one before it in case the newest turns out damaged

@@ -14,10 +14,6 @@ from typing import Any, Literal
 from protoseam.errors import ProtoSeamError
 from protoseam.seam.options import DEFAULT_DIM, OPTIONS, ClassWeights, Init
 
-__all__ = [
-    "BESIDE", "ConfigError", "LiftConfig", "OptimConfig", "RunConfig", "as_begun", "resolved", "to_dict", "unlike",
-]  # fmt: skip
-
 _MOST_EPOCHS, _MOST_LIFTED = 10**6, 2**16
 _LARGEST = 1e300
 Variant = Literal["baseline", "unlifted", "protoseam"]

@@ -19,8 +19,6 @@ from protoseam.lab.engine.background import every
 from protoseam.lab.engine.files import read_json, write_json
 from protoseam.lab.engine.schemas import COST, check
 
-__all__ = ["metered", "power_reader", "read_cost"]
-
 _FILE = "cost.json"
 _BETWEEN_SAMPLES = 1.0  # seconds
 _BETWEEN_WRITES = 30  # samples: a killed process loses at most this much of its account

@@ -27,8 +27,6 @@ from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.seamfile import read_seam
 
-__all__ = ["Deployed", "Prediction", "load"]
-
 
 @dataclass(frozen=True)
 class Prediction:

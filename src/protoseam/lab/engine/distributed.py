@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from protoseam.errors import ProtoSeamError
 from protoseam.lab.engine.config import ConfigError
 
-__all__ = ["LostProcessError", "Processes", "join", "naming_lost_processes", "refuse_torchrun", "restarted"]
-
 
 class LostProcessError(ProtoSeamError, RuntimeError):
     """Another process of this run has ended, or does not answer."""

@@ -18,8 +18,6 @@ from protoseam.seam.classifier import find_classifier, get_layer
 if TYPE_CHECKING:
     from protoseam.lab.engine.run import Run
 
-__all__ = ["embeddings", "through_last_layer"]
-
 
 @torch.no_grad()
 def embeddings(run: Run, most: int) -> dict[str, Any]:

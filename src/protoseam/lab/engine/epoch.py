@@ -14,8 +14,6 @@ from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.pipeline.resident import epoch_seed
 from protoseam.seam.passes import as_deployed
 
-__all__ = ["audit", "begin_epoch", "end_epoch", "sweep", "train_epoch"]
-
 _LOST = 100.0  # a network this many times its first size has diverged; sound training stays below 10
 _MANY_CLASSES = 1000
 _DROPOUT = 2**16  # purpose of epoch_seed, above those of the processes' samples

@@ -20,8 +20,6 @@ from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.seam.classifier import find_classifier, fold_linears
 
-__all__ = ["BINS", "evaluate", "load_deployed", "load_network"]
-
 BINS = 15  # calibration error: Guo et al., On Calibration of Modern Neural Networks (2017)
 
 

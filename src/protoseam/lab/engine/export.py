@@ -24,8 +24,6 @@ from protoseam.lab.engine.files import explain_os_error, write_atomically
 from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory
 
-__all__ = ["About", "Format", "export", "onnx_bytes", "pt2_bytes", "safetensors_bytes"]
-
 Format = Literal["pt2", "onnx", "safetensors", "hub"]
 _ONNX_TOLERANCE = 1e-3  # of the largest logit: other kernels add up in another order
 

@@ -23,8 +23,6 @@ from protoseam.lab.engine.files import StorageError, read_json
 from protoseam.lab.engine.schemas import ABOUT, check, check_about_weights
 from protoseam.lab.engine.settings import from_dict
 
-__all__ = ["Exported", "is_exported", "read_exported"]
-
 _AS_IN_TRAINING = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"}
 
 

@@ -16,16 +16,6 @@ from protoseam.errors import ArgumentError, ProtoSeamError
 from protoseam.lab.data.cache import sync
 from protoseam.lab.data.links import refuse_link
 
-__all__ = [
-    "StorageError",
-    "explain_os_error",
-    "read_bounded",
-    "read_json",
-    "write_atomically",
-    "write_json",
-]
-
-
 _MOST_JSON = 16 * 2**20  # a study's file of 200 epochs has 0.3 MB
 
 

@@ -17,8 +17,6 @@ from protoseam.lab.engine.config import RunConfig
 from protoseam.lab.engine.export import About, pt2_bytes, safetensors_bytes
 from protoseam.lab.engine.rundir import RunDirectory
 
-__all__ = ["hub_files"]
-
 _TIMM_USE = """\
 import timm, torch
 from timm.data import create_transform, resolve_model_data_config

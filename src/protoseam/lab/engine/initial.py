@@ -14,8 +14,6 @@ from torch import Tensor
 
 from protoseam.lab.engine.config import ConfigError
 
-__all__ = ["read_tensors", "take_over"]
-
 
 def read_tensors(source: Path) -> dict[str, Tensor]:
     """Return the tensors of a run's deployed network, or of a .safetensors file, by name."""

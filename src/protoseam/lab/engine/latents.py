@@ -34,11 +34,6 @@ from protoseam.lab.engine.thumbnails import chosen_rows, contact_sheet
 if TYPE_CHECKING:
     from protoseam.lab.engine.run import Run
 
-__all__ = [
-    "FILE", "Frame", "Latents", "LatentsWarning", "Seam", "complete", "evenly", "finish", "look", "read_file",
-    "seam_of",
-]  # fmt: skip
-
 FILE = "latents.safetensors"
 MOST_BYTES = 8 * 2**20  # of the frames, before they are reduced
 MOST_FRAMES, POINTS, MOST_ANSWERS, DIRECTIONS = 24, 800, 100_000, 6

@@ -10,8 +10,6 @@ from typing import Any
 
 from protoseam.lab.data.names import for_terminal
 
-__all__ = ["Progress"]
-
 _SHOWN = 6  # epochs above the bar
 
 

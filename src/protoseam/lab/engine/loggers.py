@@ -19,8 +19,6 @@ from typing import Any, Protocol
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import explain_os_error, write_atomically
 
-__all__ = ["NAMES", "Logger", "make_logger", "reporting"]
-
 NAMES = ("csv", "tensorboard", "wandb", "mlflow")
 _PROJECT = "protoseam"  # of W&B and MLflow; their own environment variables name another
 

@@ -20,8 +20,6 @@ from torch import Tensor
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.pipeline.resident import Resident, epoch_seed
 
-__all__ = ["Mixing", "draw_shares", "mix_images", "mix_labels"]
-
 _PURPOSE = 2**21  # for epoch_seed: above those of ranks, dropout and audits
 # Columns of a row: share of the labels, share of the pixels, and the rectangle's top, bottom, left, right.
 _COLUMNS = 6

@@ -21,10 +21,6 @@ from protoseam.lab.engine.config import ConfigError, LiftConfig, RunConfig
 from protoseam.lab.models.size import physical_memory
 from protoseam.seam.covariance import AbstractCovariance
 
-__all__ = [
-    "AbstractObjective", "Casting", "EndToEnd", "Lifting", "build_objective",
-]  # fmt: skip
-
 # Embeddings (N, K) of the training data, and their labels (N,).
 Embeddings = tuple[Tensor, Tensor]
 

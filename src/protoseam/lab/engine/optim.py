@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from protoseam.lab import kernels
 from protoseam.lab.engine.config import ConfigError
 
-__all__ = ["FlatOptimizer", "FlatSGD", "Gathered", "sgd_update"]
-
 _ALIGN = 128  # elements; keeps every parameter's view aligned for vectorised kernels
 
 

@@ -11,8 +11,6 @@ from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.schemas import check_state
 
-__all__ = ["ResumeWarning", "load_checkpoint", "load_history", "warn_of_changes"]
-
 
 class ResumeWarning(UserWarning):
     """A run goes on in another environment than it was started in, or something of it is lost."""

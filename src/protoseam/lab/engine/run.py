@@ -30,8 +30,6 @@ from protoseam.lab.pipeline.augment import Augmentation
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.seam.classifier import find_classifier
 
-__all__ = ["DivergedError", "Run", "resolve_device"]
-
 _MOST_STEPS = 10**7  # the learning rate of each is kept
 
 

@@ -25,8 +25,6 @@ from protoseam.lab.engine.files import explain_os_error, read_json, write_json
 from protoseam.lab.engine.schemas import check_data
 from protoseam.lab.pipeline.resident import Resident
 
-__all__ = ["RunData", "load_again"]
-
 _FILE = "data.json"
 _IMAGES = 1000  # in the fingerprint, evenly spaced; of the labels all
 _REMEDY = "restore the data it was trained on, or train a new run"

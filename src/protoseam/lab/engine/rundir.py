@@ -41,9 +41,6 @@ from protoseam.lab.engine.schemas import ENVIRONMENT, METRICS, SUMMARY, check, p
 from protoseam.lab.engine.settings import from_dict, parse_yaml, to_yaml
 from protoseam.seam.processes import world_size
 
-__all__ = ["RunDirectory", "RunLockedError", "environment", "go_on"]
-
-
 _MOST_CONFIG = 2**16
 _MOST_METRICS = 256 * 2**20
 _WRITTEN = {

@@ -16,11 +16,6 @@ from torch import Tensor
 from protoseam.lab.data.names import printable
 from protoseam.lab.engine.files import StorageError
 
-__all__ = [
-    "ABOUT", "BOUND", "COST", "ENVIRONMENT", "LATENTS", "METRICS", "ROW", "SEAM", "SUMMARY", "TOY", "UNTESTED_ROW",
-    "check", "check_about_weights", "check_data", "check_state", "check_tensors", "problem",
-]  # fmt: skip
-
 _LARGEST = 1e300  # larger whole numbers of Python cannot be floats
 _RESTORE = "restore the file, or remove it"
 

@@ -15,8 +15,6 @@ from protoseam.lab.engine.files import StorageError, explain_os_error, read_boun
 from protoseam.lab.engine.latents import Seam
 from protoseam.lab.engine.schemas import SEAM, check_tensors
 
-__all__ = ["read_seam", "write_seam"]
-
 _FILE = "seam.safetensors"
 _MOST_BYTES = 2**31
 

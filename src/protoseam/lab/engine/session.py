@@ -29,14 +29,11 @@ from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.latents import Latents, finish, look, seam_of
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
-from protoseam.lab.engine.resuming import ResumeWarning, load_checkpoint, load_history, warn_of_changes
+from protoseam.lab.engine.resuming import load_checkpoint, load_history, warn_of_changes
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.engine.seamfile import write_seam
-
-__all__ = ["DivergenceWarning", "Interrupted", "ResumeWarning", "Session", "resume", "train"]
-
 
 _MOST_REWINDS = 5
 

@@ -17,8 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, to_dict
 
-__all__ = ["Setting", "from_dict", "parse_yaml", "read_word", "settings", "to_yaml"]
-
 _MOST_BYTES, _MOST_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 _LARGEST = 1e300
 _SECTIONS: dict[str, type] = {"": RunConfig, "optim": OptimConfig, "lift": LiftConfig}

@@ -22,8 +22,6 @@ from protoseam.lab.engine.optim import FlatOptimizer, Gathered
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.seam.state import KeepsState
 
-__all__ = ["TrainStep", "keep_books", "learning_rates", "take_batch"]
-
 _WARMUP_STEPS = 3  # before capture: lets libraries allocate and choose their kernels
 
 

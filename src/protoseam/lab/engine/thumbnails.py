@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["MOST_SHEET", "chosen_rows", "contact_sheet"]
-
 MOST_SHEET = 600_000  # bytes
 _TILE = 32  # pixels
 _WORST, _FREQUENT, _PER_MISTAKE, _MISTAKES = 24, 12, 12, 400

@@ -19,8 +19,6 @@ from protoseam.lab.kernels import stem as stem_kernels
 from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models.resnet import BasicBlock, ResNet
 
-__all__ = ["FusedResNet"]
-
 _CHANNELS = 64  # channels of a reduction's tile
 _ROWS = 64  # rows of a tile
 _PARTS = 256  # partial sums of a reduction, at most

@@ -19,8 +19,6 @@ from protoseam.lab.kernels import vit_launches as launch
 from protoseam.lab.kernels.sums import column_sums
 from protoseam.lab.models.vit import Block, ConvStem, PatchStem, VisionTransformer
 
-__all__ = ["FusedViT"]
-
 _SWEPT = 2048  # images per launch without gradients, so that launches cost little
 _BLOCK_PARAMETERS = 12  # in the order of `_parameters`
 _BLOCK_SAVED = 10  # activations of a block that its backward needs

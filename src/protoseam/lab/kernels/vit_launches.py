@@ -16,12 +16,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from protoseam.lab.kernels import vit as kernels
 
-__all__ = [
-    "TILE", "TOKENS", "Dropped", "attention", "attention_backward", "described", "dropout",
-    "linear_add_norm", "linear_gelu", "linear_norm_backward", "linear_scale_backward", "pooled_norm_backward",
-    "weight_gradients",
-]  # fmt: skip
-
 TOKENS = 64  # tokens of an image without its class token, and rows of a tile
 TILE = 128  # rows of a weight gradient's tile, and of the MLP's backward
 _ROWS = 16  # rows at a time of a norm without a product

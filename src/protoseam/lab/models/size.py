@@ -11,8 +11,6 @@ from torch import nn
 
 from protoseam.errors import ModelError
 
-__all__ = ["physical_memory", "refuse_too_large"]
-
 _BYTES = 12  # a float32 weight, its gradient and its momentum
 
 

@@ -24,8 +24,6 @@ from protoseam.errors import ArgumentError
 from protoseam.lab.pipeline.counter_rng import bernoulli, random_words, uniform, uniform_integer
 from protoseam.lab.pipeline.randaugment import OPS, RandAugment, check_images, photometric, table, warp
 
-__all__ = ["Augmentation", "Draws", "Erase", "augment", "augment_with", "draw_parameters", "normalise"]
-
 # Outside a compiled graph, intermediate results are int64 and float64 tensors of this many elements at most
 # (8 bytes each, about six alive at a time): as few kernels as that memory allows on an accelerator, the cache's
 # size on a CPU. A compiled graph fuses them away and takes the batch whole.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["bernoulli", "philox4x32", "random_words", "uniform", "uniform_integer"]
-
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # Salmon et al. 2011, table 2: philox4x32
 _WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio and √3 − 1: the key schedule of the same paper

@@ -28,8 +28,6 @@ from torch import Tensor
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["OPS", "RandAugment", "apply_op", "photometric", "warp"]
-
 # torchvision's operations in its order, so that a drawn number means the same operation
 OPS = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),

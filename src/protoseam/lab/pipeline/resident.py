@@ -25,8 +25,6 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.split import channel_statistics, stratified_split
 from protoseam.lab.pipeline.augment import Augmentation, augment, augment_with, normalise
 
-__all__ = ["Resident", "epoch_seed", "suitable_batch"]
-
 # Images augmented in one call: enough to fill an accelerator, few enough to bound the temporaries.
 _CHUNK = 6000
 # Images of one evaluation batch.
