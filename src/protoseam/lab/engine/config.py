@@ -47,8 +47,7 @@ class OptimConfig:
         name: sgd (with Nesterov momentum; paper, protocol) or adamw (with decoupled weight decay). null: adamw for
             your own data if lr is null as well, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
-            data set and for adamw where lift.bounded does its work, else 1.0: small batches can otherwise end any
-            rate's training at chance. 0: none.
+            data set, else 1.0: small batches can otherwise end any rate's training at chance. 0: none.
     """
 
     lr: float | None = None
@@ -290,7 +289,7 @@ def resolved(config: RunConfig) -> RunConfig:
     if catalogued:
         batch_size = batch_size or CATALOGUED_BATCH
     elif clip is None:
-        clip = None if own_lifted_adamw and bounded else _OWN_CLIP  # it needs no second limit
+        clip = _OWN_CLIP
     return dataclasses.replace(
         config,
         batch_size=batch_size,
