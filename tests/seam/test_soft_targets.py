@@ -210,6 +210,39 @@ def test_accumulated_gradients_are_bounded_as_one(none: bool) -> None:
             assert torch.allclose(found[1][name], whole, rtol=2e-2, atol=1e-4), name
 
 
+def test_what_accumulates_is_bounded_by_the_mean_of_its_losses() -> None:
+    net = lifted()
+    with torch.no_grad():
+        net.n1[-1].weight.mul_(1e4)  # so that Polyak's limit, the one with the loss in it, is the tightest
+    parts = [(X[:2], Y[:2], 0.25), (X[2:], Y[2:], 0.75)]
+
+    def accumulated(bounded: bool) -> dict[str, Tensor]:
+        net.param_groups(5.0, bounded=bounded)
+        net.zero_grad()
+        for x, y, weight in parts:
+            (weight * net.objective(x, y, generator=torch.Generator().manual_seed(0)).total).backward()
+        return {name: p.grad.clone() for name, p in net.n1.named_parameters() if p.grad is not None}
+
+    raw, kept = accumulated(False), accumulated(True)
+    square = sum(g.double().square().sum() for g in raw.values())
+    loss = sum(weight * net.objective(x, y).consensus.detach().double() for x, y, weight in parts)
+    s = loss / (5.0 * square)
+    assert 0 < float(s) < 1
+    for name, gradient in raw.items():
+        assert torch.allclose(kept[name].double(), s * gradient.double(), rtol=1e-4), name
+
+
+def test_parameters_that_took_the_place_of_others_are_bounded() -> None:
+    net = lifted()
+    _, kept = raw_and_bounded(net, 5.0)
+    net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
+    net.zero_grad()
+    net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
+    for name, p in net.named_parameters():
+        assert p.grad is not None
+        assert torch.equal(p.grad, kept[name]), name
+
+
 def test_a_loss_scale_changes_nothing_but_the_scale() -> None:
     net = lifted()
     torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))
