@@ -53,9 +53,8 @@ class GradientBounds:
         optimizer's ε: Adadelta then hardly moves.
         """
         settings = self.groups[0] if self.groups else {}
-        return "dampening" not in settings and (
-            "eps" in settings or "betas" in settings
-        )  # dampening: SGD and its kin
+        like_sgd = "dampening" in settings
+        return not like_sgd and ("eps" in settings or "betas" in settings)
 
     @torch.no_grad()
     def begin(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, weight: Tensor) -> None:

@@ -139,9 +139,7 @@ class LoopGuard:
         if learned < best - 0.1 or sure < learned - 0.3:
             rate = "the seam's rate (net.param_groups(lr, seam_lr=…))"
             why = f"it is undertrained. Raise {rate}, take smaller batches"
-            if (
-                sure > learned
-            ):  # sure of wrong answers: it has learned, and was thrown about by its last steps
+            if sure > learned:  # of wrong answers: its last steps threw it about
                 why = f"its steps are too large. Lower {rate}, let the rates decay"
             self._say(
                 "head",
