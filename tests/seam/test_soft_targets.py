@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -230,6 +231,21 @@ def test_what_accumulates_is_bounded_by_the_mean_of_its_losses() -> None:
     assert 0 < float(s) < 1
     for name, gradient in raw.items():
         assert torch.allclose(kept[name].double(), s * gradient.double(), rtol=1e-4), name
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace_in_gradients_set_to_zero() -> None:
+    """As GradScaler skips it: zero_grad(set_to_none=False), and the next batch counts alone."""
+    net = lifted()
+    torch.optim.SGD(net.param_groups(5.0), weight_decay=0.3)
+    found = []
+    for scale in (1.0, math.nan, 1.0):
+        net.zero_grad(set_to_none=False)
+        terms = net.objective(X, Y, generator=torch.Generator().manual_seed(0))
+        (scale * terms.total).backward()
+        found.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
+    for name, gradient in found[0].items():
+        assert not found[1][name].isfinite().any(), name
+        assert torch.allclose(found[2][name], gradient, rtol=1e-5), name
 
 
 def test_parameters_that_took_the_place_of_others_are_bounded() -> None:

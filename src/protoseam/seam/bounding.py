@@ -64,16 +64,19 @@ class GradientBounds:
         if not gradients or self._applied is None or self._loss is None or self._weight is None:
             self._loss, self._curvature, self._weight = loss, curvature, weight
             return
-        left = (_squares(gradients)[0] > 0).to(loss.dtype)  # 0 after zero_grad(set_to_none=False)
-        self._add_decay(left * (1 - self._applied[0]))
-        for of, factor in zip((gradients, _gradients(n2)), self._applied, strict=True):
+        # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
+        left = _squares(gradients)[0] > 0
+        factors = [torch.where(left, factor, 1.0) for factor in self._applied]
+        self._weight = before = torch.where(left, self._weight, 0.0)
+        self._add_decay(1 - factors[0])
+        for of, factor in zip((gradients, _gradients(n2)), factors, strict=True):
             if of:
                 torch._foreach_div_(of, factor)
-        before = left * self._weight
         self._weight = weight + before
-        self._loss = (weight * loss + before * self._loss) / self._weight
+        self._loss = (weight * loss + before * torch.where(left, self._loss, 0.0)) / self._weight
         if curvature is not None and self._curvature is not None:
-            curvature = (weight * curvature + before * self._curvature) / self._weight
+            past = torch.where(left, self._curvature, 0.0)
+            curvature = (weight * curvature + before * past) / self._weight
         self._curvature = curvature
 
     def apply(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None) -> None:
