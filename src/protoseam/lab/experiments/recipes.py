@@ -43,6 +43,8 @@ TITLES = {
 # The paper does not describe its ViT-S, and no candidate fits all of its Baselines (docs/vit-s-search.md). Two stand
 # beside its numbers; neither is called the paper's. Name → the key of the paper's numbers, options.
 _ALSO: dict[str, tuple[str, dict[str, Any]]] = {"vit_s_conv": ("vit_s", {"stem": "conv"})}
+# ResNet-8 on 64×64 images, by Baseline alone (seed 42, paper 63.17): 62.68 with a stem of stride 2, 59.46 without.
+_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {("tinyimagenet", "resnet8"): {"stem_stride": 2}}
 STUDIED = ("resnet8", "vit_s_conv")  # the study runs these in full
 NETWORKS = (*STUDIED, "vit_s")
 
@@ -61,7 +63,7 @@ MINUTES: dict[str, float] = {
     "cifar100-resnet8-baseline": 7, "cifar100-resnet8-unlifted": 7, "cifar100-resnet8-protoseam": 7,
     "cifar100-vit_s_conv-baseline": 1.8, "cifar100-vit_s_conv-unlifted": 2, "cifar100-vit_s_conv-protoseam": 2.4,
     "cifar100-vit_s-baseline": 4.5, "cifar100-vit_s-unlifted": 4.8, "cifar100-vit_s-protoseam": 5,
-    "tinyimagenet-resnet8-baseline": 13, "tinyimagenet-resnet8-unlifted": 13, "tinyimagenet-resnet8-protoseam": 16,
+    "tinyimagenet-resnet8-baseline": 6, "tinyimagenet-resnet8-unlifted": 6, "tinyimagenet-resnet8-protoseam": 8,
     "tinyimagenet-vit_s-baseline": 2.8, "tinyimagenet-vit_s-unlifted": 2.8, "tinyimagenet-vit_s-protoseam": 4.2,
 }  # fmt: skip
 
@@ -89,7 +91,7 @@ def _audited(config: RunConfig) -> RunConfig:
 
 def _of_the_paper(data: str, model: str, variant: Variant) -> Recipe:
     """tab:hyperparameters. Unlifted inherits Baseline's learning rate and weight decay (rem:confound)."""
-    built, options = _ALSO.get(model, (model, {}))
+    built, options = _ALSO.get(model, (model, _OPTIONS.get((data, model), {})))
     lr, decay = paper.TUNED[data, built, "protoseam" if variant == "protoseam" else "baseline"]
 
     def make() -> RunConfig:
