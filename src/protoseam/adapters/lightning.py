@@ -19,8 +19,6 @@ from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
 from protoseam.seam.processes import world_size
 
-__all__ = ["SeamCallback"]
-
 _RANDOM_STATES = "protoseam_random_states"  # in a checkpoint: one list per process
 
 

@@ -24,8 +24,6 @@ from protoseam.errors import DataError, ModelError
 from protoseam.seam.lift import lift
 from protoseam.seam.lifted import Lifted
 
-__all__ = ["ProtoSeamClassifier"]
-
 _TABLE, _IMAGES = (128, 128), (32, 64)  # mlp and cnn_bn of benchmarks/first_try_tasks.py
 _LEAST_STEPS = 10  # per epoch; with fewer the seam's own guard warns
 _ROWS = 1024  # predicted at once

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
     from protoseam.seam.terms import Terms
 
-__all__ = ["TrainingChecks"]
-
 
 class TrainingChecks:
     """The checks of one network. The flags mirror tensors of the network, so that no step waits for the device."""

@@ -16,17 +16,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from protoseam.errors import ArgumentError, SeamWarning
 
-__all__ = [
-    "check_replaceable",
-    "deploy_at",
-    "deploy_halves",
-    "find_classifier",
-    "fold_linears",
-    "get_layer",
-    "last_linear",
-    "seam_linear",
-]
-
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
     """Return the layer of that name, or name similar ones in the error."""

@@ -17,26 +17,6 @@ from torch import Tensor, fx, nn
 from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
 from protoseam.seam.calling import call
 
-__all__ = [
-    "StepGuard",
-    "check_batch",
-    "check_embeddings",
-    "check_labels",
-    "check_output",
-    "check_soft_targets",
-    "check_terms",
-    "first_output",
-    "hard_labels",
-    "name_some",
-    "refuse_sharded",
-    "report_floors",
-    "warn_collapse",
-    "warn_counts",
-    "warn_halves",
-    "warn_jump",
-    "warn_one_sided",
-]
-
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
 _PATIENCE = 8
 

@@ -18,8 +18,6 @@ from protoseam.seam.lifted import Lifted
 from protoseam.seam.options import DEFAULT_DIM, Options, takes_options
 from protoseam.seam.split import evaluating, guess_probe, one_sided_tail, split
 
-__all__ = ["lift"]
-
 
 class _Halves(NamedTuple):
     """A model in two, with what is known of the seam between them."""

@@ -24,8 +24,6 @@ from torch.utils.data import (
 
 from protoseam.seam.processes import world_size
 
-__all__ = ["swept"]
-
 
 class _Share(NamedTuple):
     """What a loader reads: these samples of its data set, dealt out to ``world`` processes."""

@@ -19,8 +19,6 @@ from protoseam.errors import ArgumentError, ArgumentTypeError, SeamWarning
 if TYPE_CHECKING:
     from protoseam.seam.lifted import Lifted
 
-__all__ = ["LoopGuard", "each_epoch"]
-
 _UNKNOWN_SIZE = 50_000  # samples of an epoch, where no sweep has counted them
 _FEW_STEPS = 10
 _SAMPLES = 2000  # drawn for a look at the head

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from protoseam.core.schedules import Schedule
     from protoseam.seam.covariance import AbstractCovariance
 
-__all__ = ["DEFAULT_DIM", "OPTIONS", "ClassWeights", "Init", "Option", "Options", "checked", "takes_options"]
-
 DEFAULT_DIM = 32  # paper, §protocol
 ClassWeights = Literal["uniform", "frequency"]
 Init = Literal["fsinit", "random", "unit"]

@@ -16,9 +16,6 @@ from protoseam.seam.calling import inputs_and_labels
 from protoseam.seam.guards import hard_labels
 from protoseam.seam.loaders import swept
 
-__all__ = ["as_deployed", "collect_embeddings"]
-
-
 # Embeddings of CIFAR at k = 32 are 6 MB, of ImageNet at k = 512 2.6 GB.
 _DEVICE_BYTES = 2**28
 

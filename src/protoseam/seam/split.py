@@ -19,8 +19,6 @@ from protoseam.errors import SplitError
 from protoseam.seam.classifier import get_layer
 from protoseam.seam.guards import check_output
 
-__all__ = ["evaluating", "guess_probe", "one_sided_tail", "split"]
-
 # Activations whose range is (almost) the non-negative half line: §design, "Lifting location".
 ONE_SIDED_MODULES = (
     nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Softmax, nn.Threshold,

@@ -7,8 +7,6 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-__all__ = ["KeepsState"]
-
 
 class KeepsState(nn.Module):
     """A module with state that is neither a parameter nor a buffer.
