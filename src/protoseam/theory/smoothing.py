@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protoseam.errors import ArgumentError
-from protoseam.theory.bures import psd_sqrt
+from protoseam.theory.bures import psd_sqrt, trace
 
 Head = Callable[[Tensor], Tensor]
 _BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
@@ -105,8 +105,7 @@ def remainder_bound(weight_CK: Tensor, covariance_CKK: Tensor, *, sharp: bool = 
         covariance_CKK: Σ̃_i.
         sharp: use the better constant of docs/theory.md instead of the paper's.
     """
-    trace_C = covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
-    return third_derivative_constant(weight_CK, sharp=sharp) / 6 * 3**0.75 * trace_C**1.5
+    return third_derivative_constant(weight_CK, sharp=sharp) / 6 * 3**0.75 * trace(covariance_CKK) ** 1.5
 
 
 def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> Tensor:
@@ -124,9 +123,8 @@ def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> T
     row_CK = row_CK - row_CK.mean(0)  # softmax does not see a common shift
     # the nonzero spectrum of W Σ Wᵀ is that of Σ^{1/2} WᵀW Σ^{1/2}
     gram_CKK = covariance_CKK.double() @ (row_CK.T @ row_CK)
-    trace_C = gram_CKK.diagonal(dim1=-2, dim2=-1).sum(-1)
     trace_of_square_C = (gram_CKK * gram_CKK.mT).sum((-2, -1))
-    return (trace_C.square() + 2 * trace_of_square_C) / 48
+    return (trace(gram_CKK).square() + 2 * trace_of_square_C) / 48
 
 
 def _weighted_variance(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protoseam.lab.audit.terms import CONFIDENCE
 from protoseam.theory.bounds import non_gaussianity_cap
+from protoseam.theory.bures import trace
 from protoseam.theory.wasserstein import sliced_w1, w1_upper
 
 
@@ -77,7 +78,3 @@ def quick_bures(covariance_PKK: Tensor, root_PKK: Tensor) -> Tensor:
     value_PK = torch.linalg.eigvalsh(root_PKK.mT @ covariance_PKK @ root_PKK).clamp_min(0)
     square_P = trace(covariance_PKK) + root_PKK.square().sum((-2, -1)) - 2 * value_PK.sqrt().sum(-1)
     return square_P.clamp_min(0).sqrt()
-
-
-def trace(matrix_PKK: Tensor) -> Tensor:
-    return matrix_PKK.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from protoseam.core.sampling import sample
 from protoseam.errors import ArgumentError
+from protoseam.theory.bures import trace
 from protoseam.theory.lipschitz import class_lipschitz, head_lipschitz
 from protoseam.theory.smoothing import (
     curvature_spread,
@@ -90,8 +91,8 @@ class AuditedHead:
         if not details:
             return unknown_P, unknown_P, unknown_P
         hessian_PKK = loss_hessian(self.logits, prototype_CK)[index_P]
-        spread_P = hessian_PKK.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return (covariance_PKK * hessian_PKK).sum((-2, -1)) / 2, floor**2 / 2 * spread_P, unknown_P
+        penalty_P = (covariance_PKK * hessian_PKK).sum((-2, -1)) / 2
+        return penalty_P, floor**2 / 2 * trace(hessian_PKK), unknown_P
 
     @staticmethod
     def _losses(logits: Tensor, label: Tensor) -> Tensor:

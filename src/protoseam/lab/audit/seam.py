@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protoseam.core.covariance import class_moments
 from protoseam.errors import ArgumentError
-from protoseam.lab.audit.distances import FULL, AuditSettings, quick_bures, seam_distances, trace
+from protoseam.lab.audit.distances import FULL, AuditSettings, quick_bures, seam_distances
 from protoseam.lab.audit.head import AuditedHead, full_factors
 from protoseam.lab.audit.terms import (
     SeamClasses,
@@ -37,7 +37,7 @@ from protoseam.lab.audit.terms import (
     training_side,
 )
 from protoseam.theory.bounds import floor_bias
-from protoseam.theory.bures import bures
+from protoseam.theory.bures import bures, trace
 from protoseam.theory.collapse import Collapse, collapse_measures
 
 
