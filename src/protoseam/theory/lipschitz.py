@@ -18,13 +18,7 @@ CROSS_ENTROPY = math.sqrt(2.0)
 
 # max |σ'|. GELU: at x = √2, Φ(√2) + √2 φ(√2); SiLU and Mish: maximum of σ' found numerically, rounded up.
 _ACTIVATIONS: dict[type[nn.Module], float] = {
-    nn.ReLU: 1.0,
-    nn.ReLU6: 1.0,
-    nn.Hardtanh: 1.0,
-    nn.Tanh: 1.0,
-    nn.Softplus: 1.0,
-    nn.Softsign: 1.0,
-    nn.LogSigmoid: 1.0,
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Softplus, nn.Softsign, nn.LogSigmoid), 1.0),
     nn.Sigmoid: 0.25,
     nn.Hardsigmoid: 0.166667,
     nn.GELU: 1.13,

@@ -19,18 +19,9 @@ from torch import Tensor
 from protoseam.errors import ArgumentError
 
 __all__ = [
-    "LIMITING_HEAD",
-    "SIGMAS",
-    "ToySimulation",
-    "accuracy",
-    "golden_section",
-    "head",
-    "optimal_a",
-    "perturbation_loss",
-    "sampled_loss",
-    "sensitivity",
-    "simulate",
-]
+    "LIMITING_HEAD", "SIGMAS", "ToySimulation", "accuracy", "golden_section", "head", "optimal_a", "perturbation_loss",
+    "sampled_loss", "sensitivity", "simulate",
+]  # fmt: skip
 
 # [0.02, 1] as in the paper; the levels its figures name (.1, .2, .3, .5, .7) are among them
 SIGMAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -122,21 +113,21 @@ class ToySimulation:
 
     Attributes:
         sigmas: noise levels (G).
-        a_hat_GR: fitted a per level and seed.
-        loss_GR: held-out loss.
-        accuracy_identity_GR: accuracy of the identity head.
-        accuracy_matched_GR: accuracy of the fitted head.
-        accuracy_limit_GR: accuracy of the limiting head.
-        line_search_gap_G: largest gap between the line search and the closed form.
+        a_hat_GR: fitted a per level and seed (eq:toy-empirical-minimizer).
+        loss_GR: held-out loss of the fitted head.
+        accuracy_identity_GR: held-out accuracy of the identity head.
+        accuracy_matched_GR: that of the fitted head.
+        accuracy_limit_GR: that of the limiting head.
+        line_search_gap_G: gap between golden-section search and the closed form of â, for the first seed.
     """
 
     sigmas: tuple[float, ...]
-    a_hat_GR: Tensor  # empirical minimiser, eq:toy-empirical-minimizer
-    loss_GR: Tensor  # held-out loss of â
-    accuracy_identity_GR: Tensor  # held out, as are the next two
+    a_hat_GR: Tensor
+    loss_GR: Tensor
+    accuracy_identity_GR: Tensor
     accuracy_matched_GR: Tensor
     accuracy_limit_GR: Tensor
-    line_search_gap_G: Tensor  # |â − golden-section minimiser| of the first seed
+    line_search_gap_G: Tensor
 
     def rows(self) -> list[dict[str, float]]:
         """One row a σ: means (and standard deviations) over seeds beside the closed forms."""
@@ -165,19 +156,21 @@ class ToySimulation:
 
         The mean of R seeds has deviation 1/√R of one seed's, so ±1 is √R standard errors: a weak test.
         """
-        star_G = torch.tensor([optimal_a(sigma) for sigma in self.sigmas], dtype=torch.float64)
-        return (self.a_hat_GR.mean(1) - star_G) / self.a_hat_GR.std(1, correction=1)
+        return (self.a_hat_GR.mean(1) - self._closed_G(optimal_a)) / self.a_hat_GR.std(1, correction=1)
 
     def seeds_outside_G(self) -> Tensor:
         """How many single seeds lie more than one seed deviation from a*; about 32 % are expected to."""
-        star_G1 = torch.tensor([[optimal_a(sigma)] for sigma in self.sigmas], dtype=torch.float64)
-        return ((self.a_hat_GR - star_G1).abs() > self.a_hat_GR.std(1, correction=1, keepdim=True)).sum(1)
+        off_GR = (self.a_hat_GR - self._closed_G(optimal_a)[:, None]).abs()
+        return (off_GR > self.a_hat_GR.std(1, correction=1, keepdim=True)).sum(1)
 
     def loss_deviation_G(self) -> Tensor:
         """(mean held-out loss − L_sample(a*)) in standard errors of that mean."""
-        closed_G = torch.tensor([sampled_loss(optimal_a(s), s) for s in self.sigmas], dtype=torch.float64)
+        closed_G = self._closed_G(lambda sigma: sampled_loss(optimal_a(sigma), sigma))
         error_G = self.loss_GR.std(1, correction=1) / math.sqrt(self.loss_GR.shape[1])
         return (self.loss_GR.mean(1) - closed_G) / error_G
+
+    def _closed_G(self, form: Callable[[float], float]) -> Tensor:
+        return torch.tensor([form(sigma) for sigma in self.sigmas], dtype=torch.float64)
 
 
 def simulate(
@@ -216,15 +209,9 @@ def simulate(
                 gap_G[g] = abs(_line_search(residual_N, cubic_N) - a_hat)
             y_N, z_N = _draw(sigma, samples, generator)  # held out
             fitted_N = head(z_N, a_hat)
-            results_GRV[g, r] = torch.stack(
-                [
-                    torch.tensor(a_hat, dtype=torch.float64),
-                    (fitted_N - y_N).square().mean(),
-                    _share_correct(z_N, y_N),
-                    _share_correct(fitted_N, y_N),
-                    _share_correct(head(z_N, LIMITING_HEAD), y_N),
-                ]
-            )
+            shares = (_share_correct(x_N, y_N) for x_N in (z_N, fitted_N, head(z_N, LIMITING_HEAD)))
+            values = a_hat, float((fitted_N - y_N).square().mean()), *shares
+            results_GRV[g, r] = torch.tensor(values, dtype=torch.float64)
     a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR = results_GRV.unbind(-1)
     return ToySimulation(tuple(sigmas), a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR, gap_G)
 
@@ -266,8 +253,8 @@ def _line_search(residual_N: Tensor, cubic_N: Tensor) -> float:
     return golden_section(lambda a: float((residual_N + a * cubic_N).square().mean()), -2.0, 1.0)
 
 
-def _share_correct(output_N: Tensor, y_N: Tensor) -> Tensor:
-    return (output_N * y_N > 0).double().mean()
+def _share_correct(output_N: Tensor, y_N: Tensor) -> float:
+    return float((output_N * y_N > 0).double().mean())
 
 
 def _phi(x: float) -> float:
