@@ -5,7 +5,6 @@ Legend: N held-out samples, P classes that have held-out samples, K seam width.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from protoseam.lab.audit.terms import CONFIDENCE
-from protoseam.theory.bounds import non_gaussianity_cap
 from protoseam.theory.bures import trace
 from protoseam.theory.wasserstein import sliced_w1, w1_upper
 
@@ -37,15 +35,16 @@ QUICK = AuditSettings(pairs=16, points=0, directions=0, details=False)
 def seam_distances(
     z_NK: Tensor,
     label_N: Tensor,
-    mean_PK: Tensor,
-    covariance_PKK: Tensor,
-    prototype_PK: Tensor,
-    sampling_PKK: Tensor,
+    held_out: tuple[Tensor, Tensor],
+    sampled_from: tuple[Tensor, Tensor],
     generator: torch.Generator,
     settings: AuditSettings,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Δ_i from above and from below, the latter's null, and W1(P_i, Q_i) from above."""
-    unknown_P = torch.full((len(mean_PK),), math.nan, dtype=torch.float64)
+) -> dict[str, Tensor]:
+    """Δ_i from above and W1(P_i, Q_i), then Δ_i from below with its null, as far as the settings ask for them.
+
+    ``held_out`` and ``sampled_from`` are the means and covariances of the two Gaussians of each class.
+    """
+    found = {}
     if settings.points:
         certify = partial(
             w1_upper,
@@ -56,18 +55,13 @@ def seam_distances(
             repeats=settings.repeats,
             confidence=1 - (1 - CONFIDENCE) / 2,  # two families of statements
         )
-        delta, direct = certify(mean_PK, covariance_PKK), certify(prototype_PK, sampling_PKK)
-        upper_P, transport_P = delta.upper_C, direct.upper_C
-    else:
-        upper_P = non_gaussianity_cap(covariance_PKK)
-        spread_P = (mean_PK - prototype_PK).square().sum(1) + trace(covariance_PKK)
-        transport_P = (spread_P + trace(sampling_PKK)).sqrt()
-    if not settings.directions:
-        return upper_P, unknown_P, unknown_P, transport_P
-    sliced = sliced_w1(
-        z_NK, label_N, len(mean_PK), generator=generator, directions=settings.directions, null_repeats=2
-    )
-    return upper_P, sliced.value_C, sliced.null_C, transport_P
+        found["non_gaussianity_P"] = certify(*held_out).upper_C
+        found["transport_P"] = certify(*sampled_from).upper_C
+    if settings.directions:
+        many = {"directions": settings.directions, "null_repeats": 2}
+        sliced = sliced_w1(z_NK, label_N, len(held_out[0]), generator=generator, **many)
+        found |= {"non_gaussianity_lower_P": sliced.value_C, "non_gaussianity_null_P": sliced.null_C}
+    return found
 
 
 def quick_bures(covariance_PKK: Tensor, root_PKK: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ from protoseam.theory.bures import bures
 CONFIDENCE = 0.999  # of every Δ_i from above together, and of each verdict's slack
 _STANDARD_ERRORS = 4.0  # for the second-order form, a matter of description
 _ROUNDING = 1e-9
+
+
+class ClassMoments(NamedTuple):
+    """What :func:`protoseam.core.class_moments` returns, full structure."""
+
+    count_C: Tensor
+    mean_CK: Tensor
+    covariance_CKK: Tensor
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,6 @@ def totals(
     classes: SeamClasses, weight_P: Tensor, weighting: str, lipschitz: float, floor: float, dim: int
 ) -> Totals:
     """All bounds for the class weights ``weight_P`` (which sum to 1)."""
-
     G_P = classes.lipschitz_P
     measured = classes.risk_P, classes.accuracy_P, classes.sampled_loss_P, classes.mean_square_P
     risk, accuracy, sampled, square, transport, coupling = _means(
@@ -196,22 +204,15 @@ def totals(
         bounds.append(bound("decomposition, paper", "eq:mismatch-decomposition", shares))
     for label, sharp, G in families:
         common = rms, floor, classes.estimation_error_P, dim
+        options: dict[str, Any] = {"sharp": sharp, "class_weights": weight_P}
         found = {
-            "controlled": controlled_bound(
-                G, classes.non_gaussianity_P, *common, sharp=sharp, class_weights=weight_P
-            ),
-            "controlled-full": controlled_bound_full(G, *common, sharp=sharp, class_weights=weight_P),
+            "controlled": controlled_bound(G, classes.non_gaussianity_P, *common, **options),
+            "controlled-full": controlled_bound_full(G, *common, **options),
         }
-        for name, c in found.items():
-            terms = {
-                "non_gaussianity": G * c.non_gaussianity,
-                "consensus": G * c.consensus,
-                "floor_bias": G * c.floor_bias,
-                "estimation": G * c.estimation,
-            }
-            bounds.append(
-                bound(f"{name}, {label}", f"eq:{name.replace('controlled', 'controlled-bound')}", terms)
-            )
+        for name, parts in found.items():
+            terms = {term: G * value for term, value in vars(parts).items() if term != "lipschitz"}
+            source = f"eq:{name.replace('controlled', 'controlled-bound')}"
+            bounds.append(bound(f"{name}, {label}", source, terms))
     return Totals(weighting, risk, accuracy, sampled, error, rms, tuple(bounds))
 
 
@@ -238,7 +239,7 @@ def smoothing(classes: SeamClasses, weight_P: Tensor) -> Smoothing:
         classes.floor_curvature_P,
         classes.remainder_P,
     )
-    known = not math.isnan(remainder)
+    within = bool(((gap_P - classes.curvature_P).abs() <= allowed_P).all())
     return Smoothing(
         point_loss=point,
         gap=gap,
@@ -246,26 +247,21 @@ def smoothing(classes: SeamClasses, weight_P: Tensor) -> Smoothing:
         curvature=curvature,
         floor_curvature=floor_curvature,
         remainder=remainder,
-        holds=bool(((gap_P - classes.curvature_P).abs() <= allowed_P).all()) if known else None,
+        holds=None if math.isnan(remainder) else within,
     )
 
 
 def training_side(
-    training_mean_PK: Tensor,
-    training_covariance_PKK: Tensor,
-    mean_PK: Tensor,
-    covariance_PKK: Tensor,
-    prototype_PK: Tensor,
-    sampling_PKK: Tensor,
-    floor: float,
+    training: ClassMoments, held_out: ClassMoments, prototype_PK: Tensor, sampling_PKK: Tensor, floor: float
 ) -> TrainingSide:
     """How far held-out moments, prototypes and Σ̃ are from the training data's moments."""
-    eye_KK = torch.eye(mean_PK.shape[1], dtype=torch.float64)
+    _, mean_PK, covariance_PKK = training
+    floor_KK = floor**2 * torch.eye(mean_PK.shape[1], dtype=torch.float64)
     return TrainingSide(
-        mean_mismatch_P=(training_mean_PK - prototype_PK).norm(dim=1),
-        mean_shift_P=(mean_PK - training_mean_PK).norm(dim=1),
-        covariance_shift_P=bures(covariance_PKK, training_covariance_PKK),
-        sampling_shift_P=bures(training_covariance_PKK + floor**2 * eye_KK, sampling_PKK),
+        mean_mismatch_P=(mean_PK - prototype_PK).norm(dim=1),
+        mean_shift_P=(held_out.mean_CK - mean_PK).norm(dim=1),
+        covariance_shift_P=bures(held_out.covariance_CKK, covariance_PKK),
+        sampling_shift_P=bures(covariance_PKK + floor_KK, sampling_PKK),
     )
 
 
@@ -275,9 +271,7 @@ class Spectrum:
 
     eigenvalue_K: Tensor
     trace: float  # mean of tr Σ_i
-    effective_rank: (
-        float  # mean of exp(entropy of λ/tr Σ_i): K when isotropic, 1 when one direction has it all
-    )
+    effective_rank: float  # mean of exp(entropy of λ/tr Σ_i): K if isotropic, 1 if one direction has it all
     condition_median: float  # of λ_max/λ_min; infinite for a class with n ≤ K samples and no floor
     condition_max: float
 
