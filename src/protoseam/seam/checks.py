@@ -20,10 +20,8 @@ from protoseam.seam.guards import (
     check_terms,
     hard_labels,
     refuse_sharded,
-    warn_counts,
-    warn_halves,
-    warn_jump,
-    warn_one_sided,
+    warn,
+    warn_about_data,
 )
 from protoseam.seam.loop import LoopGuard
 from protoseam.seam.processes import world_size
@@ -77,14 +75,10 @@ class TrainingChecks:
             self._whole = True
 
     def look(self, net: LiftedNetwork, z_NK: Tensor, count_C: Tensor) -> None:
-        """Say once what only the data can tell: one-sided embeddings, and classes with too few samples."""
-        if self._looked:
-            return
-        self._looked = True
-        warn_one_sided(z_NK)
-        warn_counts(count_C, net.dim, net.covariance.structure == "full")
-        if net.covariance.floor == "auto":
-            warn_halves(count_C)
+        """Say once what only the data can tell."""
+        if not self._looked:
+            self._looked = True
+            warn_about_data(z_NK, count_C, net.dim, net.covariance.structure, net.covariance.floor)
 
     def before_step(self, net: LiftedNetwork, z_BK: Tensor, y: Tensor) -> Tensor:
         """Check what can go wrong before a step; the targets, as labels where they are one-hot."""
@@ -123,7 +117,12 @@ class TrainingChecks:
     def progressed(self, rho: float, before: float, epoch: int, epochs: int, bounded: bool) -> None:
         """An epoch starts at ρ; a jump of ρ is dangerous where no bound holds the gradients."""
         if rho > 4 * before and not bounded:
-            warn_jump(rho, before, epoch, epochs)
+            warn(
+                f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
+                "The consensus curvature scales with lr·ρ·‖features‖², so a short schedule can diverge: train "
+                "longer, raise rho_min, or lower the learning rate",
+                level=3,
+            )
         self._loop.progressed()
 
     def rates(self, given: Sequence[float], groups: Sequence[dict[str, Any]]) -> None:
@@ -136,9 +135,7 @@ class TrainingChecks:
         self._loop.refreshed()
         epoch, epochs = (int(v) for v in net.progress)
         if self._own and epochs > 1:
-            with evaluating(
-                net.n2
-            ):  # a look must leave dropout's draws and BatchNorm's statistics as they are
+            with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
                 self._loop.judge(net.head, net.prototypes, net.covariance.factors, net.alpha, epoch, epochs)
 
 

@@ -7,14 +7,14 @@ Linears put back as one plain module. Nothing here keeps state.
 from __future__ import annotations
 
 import difflib
-import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from protoseam.errors import ArgumentError, SeamWarning
+from protoseam.errors import ArgumentError
+from protoseam.seam.guards import warn
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
@@ -81,12 +81,11 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
     if tied:
         lost.append(f"the weight it shares with {tied[0]!r}")
     if lost:
-        warnings.warn(
+        warn(
             f"two plain Linears take the place of {name!r}. Lost with it: {', '.join(lost)}. So deploy(fold=True) has "
             "a plain Linear there, whose weights do not belong into the model as it was. To keep the layer, write the "
             "two halves yourself: ps.lift((n1, n2), …)",
-            SeamWarning,
-            stacklevel=3,
+            level=3,
         )
 
 

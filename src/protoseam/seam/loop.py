@@ -5,7 +5,6 @@ Data in: how many samples the objective has seen and the state of the seam; data
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ from torch import Tensor
 
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.core.sampling import sample
-from protoseam.errors import ArgumentError, ArgumentTypeError, SeamWarning
+from protoseam.errors import ArgumentError, ArgumentTypeError
+from protoseam.seam.guards import warn
 
 if TYPE_CHECKING:
     from protoseam.seam.lifted import Lifted
@@ -149,7 +149,7 @@ class LoopGuard:
     def _say(self, what: str, message: str) -> None:
         if what not in self.said:
             self.said.add(what)
-            warnings.warn(message, SeamWarning, stacklevel=4)
+            warn(message)
 
 
 def _nearest(s_CK: Tensor) -> tuple[float, tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
-from protoseam.errors import ArgumentError, SeamWarning
+from protoseam.errors import ArgumentError
 from protoseam.seam.calling import inputs_and_labels
-from protoseam.seam.guards import hard_labels
+from protoseam.seam.guards import hard_labels, warn
 from protoseam.seam.loaders import swept
 
 # Embeddings of CIFAR at k = 32 are 6 MB, of ImageNet at k = 512 2.6 GB.
@@ -77,11 +76,9 @@ def collect_embeddings(
             "DataLoader, which can be iterated again"
         )
     if fresh and _mostly_one_class(ys):
-        warnings.warn(
+        warn(
             f"{what}: most batches hold one class only, and the network's BatchNorm layers, which have no statistics "
-            "yet, normalise each batch by itself: the classes fall together. Shuffle the loader",
-            SeamWarning,
-            stacklevel=4,
+            "yet, normalise each batch by itself: the classes fall together. Shuffle the loader"
         )
     return torch.cat(zs), torch.cat(ys)
 
