@@ -84,8 +84,7 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
         warn(
             f"two plain Linears take the place of {name!r}. Lost with it: {', '.join(lost)}. So deploy(fold=True) has "
             "a plain Linear there, whose weights do not belong into the model as it was. To keep the layer, write the "
-            "two halves yourself: ps.lift((n1, n2), …)",
-            level=3,
+            "two halves yourself: ps.lift((n1, n2), …)"
         )
 
 

@@ -150,8 +150,7 @@ def warn_collapse(z_NK: Tensor) -> None:
     if len(z_NK) > 1 and torch.equal(low_K, high_K):
         warn(
             "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). "
-            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max",
-            level=3,
+            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max"
         )
 
 
