@@ -7,6 +7,7 @@ Linears put back as one plain module. Nothing here keeps state.
 from __future__ import annotations
 
 import difflib
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +35,8 @@ def get_layer(model: nn.Module, name: str) -> nn.Module:
 def refuse_meta(model: nn.Module | tuple[nn.Module, ...]) -> None:
     """Raise ValueError for a model whose parameters have shapes only, and no values."""
     for half in model if isinstance(model, tuple) else (model,):
-        for name, value in (
-            [*half.named_parameters(), *half.named_buffers()] if isinstance(half, nn.Module) else []
-        ):
+        parts = (half.named_parameters(), half.named_buffers()) if isinstance(half, nn.Module) else ()
+        for name, value in chain(*parts):
             if value.is_meta:
                 raise ArgumentError(
                     f"{name!r} of {type(half).__name__} is on the meta device, where tensors have no values: build the "
@@ -108,13 +108,6 @@ def last_linear(n1: nn.Module, name: str | None) -> nn.Linear | None:
     while isinstance(last, nn.Sequential) and len(last):
         last = last[-1]
     return last if isinstance(last, nn.Linear) else None
-
-
-def seam_linear(old: nn.Linear, dim: int) -> nn.Linear:
-    """Linear(d→k) where Linear(d→n) was: same input, bias, device and dtype, fresh weights."""
-    return nn.Linear(
-        old.in_features, dim, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
-    )
 
 
 def fold_linears(first: nn.Linear, second: nn.Linear) -> nn.Linear:
