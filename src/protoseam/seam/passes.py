@@ -14,6 +14,7 @@ from protoseam.errors import ArgumentError
 from protoseam.seam.calling import inputs_and_labels
 from protoseam.seam.guards import hard_labels, warn
 from protoseam.seam.loaders import swept
+from protoseam.seam.split import evaluating
 
 # Embeddings of CIFAR at k = 32 are 6 MB, of ImageNet at k = 512 2.6 GB.
 _DEVICE_BYTES = 2**28
@@ -110,7 +111,6 @@ def as_deployed(module: nn.Module) -> Iterator[bool]:
     Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit
     would put the prototypes where training never is. Such layers keep their running statistics untouched.
     """
-    was = {m: m.training for m in module.modules()}
     fresh = [
         m
         for m in module.modules()
@@ -118,15 +118,12 @@ def as_deployed(module: nn.Module) -> Iterator[bool]:
         and m.num_batches_tracked is not None
         and int(m.num_batches_tracked) == 0
     ]
-    kept = [{name: b.clone() for name, b in m.named_buffers()} for m in fresh]
-    try:
-        module.eval()
+    kept = [(b, b.clone()) for m in fresh for b in m.buffers()]
+    with evaluating(module):
         for m in fresh:
             m.train()
-        yield bool(fresh)
-    finally:
-        for m, buffers in zip(fresh, kept, strict=True):
-            for name, b in buffers.items():
-                getattr(m, name).copy_(b)
-        for child, mode in was.items():
-            child.training = mode
+        try:
+            yield bool(fresh)
+        finally:
+            for b, before in kept:
+                b.copy_(before)
