@@ -133,13 +133,6 @@ def test_a_deeper_head() -> None:
     assert math.isnan(audit.collapse.nc3)
     assert audit.balanced.all_hold
     assert "nc3" not in s.audit(QUICK, head=double).flat()
-    constant = theory.class_lipschitz(head)
-    function = audits.audited_head(lambda z: head(z), lipschitz=constant)
-    again = s.audit(head=function)
-    torch.testing.assert_close(again.classes.risk_P, audit.classes.risk_P)
-    torch.testing.assert_close(again.classes.lipschitz_P, constant)
-    with pytest.raises(ValueError, match="a plain function has no known Lipschitz constant"):
-        audits.audited_head(lambda z: z)
 
 
 def test_training_moments_say_what_is_generalisation() -> None:

@@ -36,7 +36,7 @@ class AuditedHead:
 
     logits: Callable[[Tensor], Tensor]
     lipschitz: float  # one G for all classes: √2‖W2‖₂ for a Linear head
-    lipschitz_C: Tensor  # the smallest G_i known; () or (C,)
+    lipschitz_C: Tensor  # the smallest G_i known
     weight_CK: Tensor | None = None  # of a Linear head
     bias_C: Tensor | None = None
 
@@ -105,39 +105,18 @@ class AuditedHead:
         return loss
 
 
-def audited_head(
-    head: nn.Module | Callable[[Tensor], Tensor], *, lipschitz: float | Tensor | None = None
-) -> AuditedHead:
-    """A head of any kind. ``lipschitz``: your own G (or one a class), needed where none can be derived.
-
-    A module is copied, in float64 and eval mode; a function gets float64 embeddings.
-    """
-    if lipschitz is not None:
-        lipschitz_C = torch.as_tensor(lipschitz, dtype=torch.float64).cpu()
-        constants = float(lipschitz_C.max()), lipschitz_C
-    elif isinstance(head, nn.Module):
-        constants = head_lipschitz(head), class_lipschitz(head).cpu()
-    else:
-        raise ArgumentError(
-            "audited_head: a plain function has no known Lipschitz constant; pass lipschitz=G with "
-            "|ℓ_i(z) − ℓ_i(z')| ≤ G‖z − z'‖, or the head as an nn.Module"
-        )
-    if not isinstance(head, nn.Module):
-        return AuditedHead(head, *constants)
+def audited_head(head: nn.Module) -> AuditedHead:
+    """A copy of a head that has a Lipschitz constant, in float64 and eval mode."""
     module = copy.deepcopy(head).double().eval().requires_grad_(False)
-    if isinstance(module, nn.Linear) and lipschitz is None:
+    constants = head_lipschitz(module), class_lipschitz(module).cpu()
+    if isinstance(module, nn.Linear):
         weight_CK = module.weight.cpu()
         bias_C = weight_CK.new_zeros(len(weight_CK)) if module.bias is None else module.bias.cpu()
         return AuditedHead(
             lambda z: torch.addmm(bias_C.to(z), z, weight_CK.to(z).T), *constants, weight_CK, bias_C
         )
     home = next((p.device for p in module.parameters()), torch.device("cpu"))
-
-    def logits(z: Tensor) -> Tensor:
-        out: Tensor = module(z.to(home)).to(z.device)
-        return out
-
-    return AuditedHead(logits, *constants)
+    return AuditedHead(lambda z: module(z.to(home)).to(z.device), *constants)
 
 
 def full_factors(factors: Tensor, num_classes: int, dim: int) -> Tensor:

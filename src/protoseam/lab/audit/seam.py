@@ -192,7 +192,7 @@ def _classes(
     sampled_C, error_C, point_C = head.sampled(s_CK, factors, generator, settings.pairs)
     shift_P = (mean_PK - s_PK).norm(dim=1)
     square_P, spread_P = shift_P.square() + trace(covariance_PKK), trace(sampling_PKK)
-    lipschitz_P = head.lipschitz_C.expand(len(s_CK))[index_P]
+    lipschitz_P = head.lipschitz_C[index_P]
     unknown_P = torch.full_like(shift_P, math.nan)
     columns = {field.name: unknown_P for field in fields(SeamClasses)} | {
         "index_P": index_P,

@@ -231,24 +231,17 @@ def smoothing(classes: SeamClasses, weight_P: Tensor) -> Smoothing:
     """The measured smoothing beside its second-order form (prop:smoothing)."""
     gap_P = classes.jensen_gap_P
     allowed_P = classes.remainder_P + _STANDARD_ERRORS * classes.sampled_error_P + _ROUNDING
-    point, gap, curvature, floor_curvature, remainder = _means(
-        weight_P,
-        classes.point_loss_P,
-        gap_P,
-        classes.curvature_P,
-        classes.floor_curvature_P,
-        classes.remainder_P,
-    )
     within = bool(((gap_P - classes.curvature_P).abs() <= allowed_P).all())
-    return Smoothing(
-        point_loss=point,
-        gap=gap,
-        gap_error=float((weight_P * classes.sampled_error_P).norm()),
-        curvature=curvature,
-        floor_curvature=floor_curvature,
-        remainder=remainder,
-        holds=None if math.isnan(remainder) else within,
-    )
+    columns = {
+        "point_loss": classes.point_loss_P,
+        "gap": gap_P,
+        "curvature": classes.curvature_P,
+        "floor_curvature": classes.floor_curvature_P,
+        "remainder": classes.remainder_P,
+    }
+    means = dict(zip(columns, _means(weight_P, *columns.values()), strict=True))
+    error = float((weight_P * classes.sampled_error_P).norm())
+    return Smoothing(**means, gap_error=error, holds=None if math.isnan(means["remainder"]) else within)
 
 
 def training_side(
@@ -278,10 +271,6 @@ class Spectrum:
 
 def covariance_spectrum(covariance_CKK: Tensor) -> Spectrum:
     """Spectrum of a stack of covariances, each class with the same weight; float64."""
-    if covariance_CKK.ndim != 3 or covariance_CKK.shape[-1] != covariance_CKK.shape[-2]:
-        raise ArgumentError(
-            f"covariance_spectrum needs one square matrix a class, (C, K, K); got {tuple(covariance_CKK.shape)}"
-        )
     value_CK = torch.linalg.eigvalsh(covariance_CKK.detach().double()).clamp_min(0).flip(-1)
     trace_C = value_CK.sum(-1)
     share_CK = value_CK / torch.where(trace_C > 0, trace_C, 1.0)[:, None]
