@@ -216,9 +216,7 @@ def simulate(
     return ToySimulation(tuple(sigmas), a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR, gap_G)
 
 
-def golden_section(
-    function: Callable[[float], float], low: float, high: float, *, width: float = 1e-8
-) -> float:
+def golden_section(function: Callable[[float], float], low: float, high: float) -> float:
     """Minimiser of a unimodal function on [low, high] from values alone.
 
     Values near a minimum differ by rounding once |x − x*| ≈ √ε, so about 10⁻⁸ of the scale is all there is.
@@ -227,11 +225,10 @@ def golden_section(
         function: a function with one minimum.
         low: lower end of the interval.
         high: upper end of the interval.
-        width: width at which the search ends.
     """
     x1, x2 = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     f1, f2 = function(x1), function(x2)
-    while high - low > width:
+    while high - low > 1e-8:
         if f1 <= f2:
             high, x2, f2 = x2, x1, f1
             x1 = high - _GOLDEN * (high - low)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,23 +30,19 @@ from protoseam.theory.bures import psd_sqrt
 
 @dataclass(frozen=True)
 class W1Estimate:
-    """An estimate of W1 for each class, all float64 ``(C,)``; see the module for what ``side`` promises.
+    """An estimate of W1 for each class, all float64 ``(C,)``.
 
     Attributes:
-        side: which side of W1 the value is on.
         value_C: the estimate.
         error_C: its Monte-Carlo standard error, over directions or subsamples.
         null_C: the same statistic on as many samples of N(μ_i, Σ_i).
         null_error_C: standard deviation of that statistic from one sample to the next.
-        peak_C: largest W1 over the directions drawn (certainly ≤ W1), or over the repeats.
     """
 
-    side: Literal["lower", "upper"]
     value_C: Tensor
     error_C: Tensor
     null_C: Tensor
     null_error_C: Tensor
-    peak_C: Tensor
 
     @property
     def debiased_C(self) -> Tensor:
@@ -123,7 +118,7 @@ def sliced_w1(
             for _ in range(null_repeats)
         ]
         found.append((along_L, nulls))
-    return _estimate("lower", found, c)
+    return _estimate(found, c)
 
 
 def discrete_w1(
@@ -156,21 +151,17 @@ def discrete_w1(
             values.append(assignment_w1(z_nK[pick_M.to(z_nK.device)], gauss_MK))
             nulls.append(assignment_w1(other_MK, gauss_MK))  # the same draws: most of the noise is shared
         found.append((torch.stack(values), nulls))
-    return _estimate("upper", found)
+    return _estimate(found)
 
 
-def _estimate(
-    side: Literal["lower", "upper"], found: list[tuple[Tensor, list[Tensor]]], shrinks: float = 1.0
-) -> W1Estimate:
+def _estimate(found: list[tuple[Tensor, list[Tensor]]], shrinks: float = 1.0) -> W1Estimate:
     """From each class's single values, and the statistic of its Gaussian samples."""
     columns = []
     for value_R, nulls in found:
         null_R = torch.stack(nulls) if nulls else value_R.new_full((1,), math.nan)
         error = _deviation(value_R) / math.sqrt(len(value_R))
-        columns.append(
-            [value_R.mean() / shrinks, error / shrinks, null_R.mean(), _deviation(null_R), value_R.max()]
-        )
-    return W1Estimate(side, *(torch.stack(column) for column in zip(*columns, strict=True)))
+        columns.append([value_R.mean() / shrinks, error / shrinks, null_R.mean(), _deviation(null_R)])
+    return W1Estimate(*(torch.stack(column) for column in zip(*columns, strict=True)))
 
 
 def _deviation(x: Tensor) -> Tensor:
@@ -302,14 +293,14 @@ def w1_upper(
     root_CKK = psd_sqrt(covariance_CKK)
     top_C = torch.linalg.eigvalsh(covariance_CKK)[:, -1].clamp_min(0)  # λ_max
     log_term = 2 * math.log(C / (1 - confidence))
-    values, margins, caps = [], [], []
+    columns = []
     for z_nK, m_K, root_KK, top in zip(rows, mean_CK, root_CKK, top_C, strict=True):
         copies = max(1, points // len(z_nK))
         repeated = [_blockwise_w1(z_nK, m_K, root_KK, points, copies, generator) for _ in range(repeats)]
-        values.append(torch.stack(repeated).mean())
-        margins.append((log_term * top / (copies * len(z_nK) * repeats)).sqrt())
-        caps.append(((z_nK - m_K).square().sum(1).mean() + root_KK.square().sum()).sqrt())
-    return W1Upper(torch.stack(values), torch.stack(margins), torch.stack(caps))
+        margin = (log_term * top / (copies * len(z_nK) * repeats)).sqrt()
+        cap = ((z_nK - m_K).square().sum(1).mean() + root_KK.square().sum()).sqrt()
+        columns.append([torch.stack(repeated).mean(), margin, cap])
+    return W1Upper(*(torch.stack(column) for column in zip(*columns, strict=True)))
 
 
 def _blockwise_w1(
