@@ -31,11 +31,7 @@ def _moved(x: Any, device: torch.device) -> Any:
 
 
 def collect_embeddings(
-    module: nn.Module,
-    embed: Callable[[Any], Tensor],
-    loader: Iterable[Any],
-    device: torch.device,
-    what: str,
+    module: nn.Module, embed: Callable[[Any], Tensor], loader: Iterable[Any], device: torch.device, what: str
 ) -> tuple[Tensor, Tensor]:
     """``(z_NK, y_N)`` of the loader's data, each sample once, ≥ float32, without gradients, in eval mode.
 
