@@ -280,9 +280,9 @@ def epsilon_from_halves(
 ) -> Tensor:
     """‖Σ̂_i − Σ_i‖_F of the estimate from all samples, from the estimates of two disjoint halves, ``(C,)``.
 
-    An estimate from m independent samples has mean squared error v/m. Two halves differ by
-    v/(m/2) + v/(m/2) = 4·v/m in mean square, so half their distance has the right mean square. In general the
-    factor is √(m_a m_b)/(m_a + m_b). N1 was fitted to the training samples, so there this is too small.
+    An estimate from m independent samples has mean squared error v/m, and two estimates differ by v/m_a + v/m_b in
+    mean square: hence √(m_a m_b)/(m_a + m_b) times their distance, ½ for equal halves. N1 was fitted to the training
+    samples, so there this is too small.
 
     Args:
         covariance_a_CKK: covariances from one half of the samples.

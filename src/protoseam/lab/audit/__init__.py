@@ -1,8 +1,7 @@
 """The theory held against a network: every term of the bounds on held-out data. See docs/theory.md."""
 
-from protoseam.lab.audit.distances import FULL, QUICK, AuditSettings
 from protoseam.lab.audit.head import AuditedHead, audited_head, full_factors
-from protoseam.lab.audit.seam import Audit, audit_seam, collapse_if_defined
+from protoseam.lab.audit.seam import FULL, QUICK, Audit, AuditSettings, audit_seam, collapse_if_defined
 from protoseam.lab.audit.terms import (
     CONFIDENCE,
     Bound,
