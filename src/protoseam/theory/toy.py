@@ -131,25 +131,22 @@ class ToySimulation:
 
     def rows(self) -> list[dict[str, float]]:
         """One row a σ: means (and standard deviations) over seeds beside the closed forms."""
-        table = []
-        for g, sigma in enumerate(self.sigmas):
-            a_R, best = self.a_hat_GR[g], optimal_a(sigma)
-            table.append(
-                {
-                    "sigma": sigma,
-                    "a_hat_mean": float(a_R.mean()),
-                    "a_hat_std": float(a_R.std(correction=1)) if len(a_R) > 1 else math.nan,
-                    "a_star": best,
-                    "slope_mean": float((1 + 2 * a_R).abs().mean()),
-                    "slope": sensitivity(sigma),
-                    "loss": float(self.loss_GR[g].mean()),
-                    "loss_closed_form": sampled_loss(best, sigma),
-                    "accuracy_identity": float(self.accuracy_identity_GR[g].mean()),
-                    "accuracy_matched": float(self.accuracy_matched_GR[g].mean()),
-                    "accuracy_limit": float(self.accuracy_limit_GR[g].mean()),
-                }
-            )
-        return table
+        a_GR, several = self.a_hat_GR, self.a_hat_GR.shape[1] > 1
+        columns = {
+            "sigma": self.sigmas,
+            "a_hat_mean": a_GR.mean(1),
+            "a_hat_std": [a_R.std(correction=1) if several else math.nan for a_R in a_GR],
+            "a_star": self._closed_G(optimal_a),
+            "slope_mean": (1 + 2 * a_GR).abs().mean(1),
+            "slope": self._closed_G(sensitivity),
+            "loss": self.loss_GR.mean(1),
+            "loss_closed_form": self._closed_G(_least_loss),
+            "accuracy_identity": self.accuracy_identity_GR.mean(1),
+            "accuracy_matched": self.accuracy_matched_GR.mean(1),
+            "accuracy_limit": self.accuracy_limit_GR.mean(1),
+        }
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, map(float, row), strict=True)) for row in rows]
 
     def deviation_G(self) -> Tensor:
         """(mean of â − a*)/(standard deviation over seeds). Beyond ±1 the paper's statement fails.
@@ -165,9 +162,8 @@ class ToySimulation:
 
     def loss_deviation_G(self) -> Tensor:
         """(mean held-out loss − L_sample(a*)) in standard errors of that mean."""
-        closed_G = self._closed_G(lambda sigma: sampled_loss(optimal_a(sigma), sigma))
         error_G = self.loss_GR.std(1, correction=1) / math.sqrt(self.loss_GR.shape[1])
-        return (self.loss_GR.mean(1) - closed_G) / error_G
+        return (self.loss_GR.mean(1) - self._closed_G(_least_loss)) / error_G
 
     def _closed_G(self, form: Callable[[float], float]) -> Tensor:
         return torch.tensor([form(sigma) for sigma in self.sigmas], dtype=torch.float64)
@@ -238,6 +234,10 @@ def golden_section(function: Callable[[float], float], low: float, high: float) 
             x2 = low + _GOLDEN * (high - low)
             f2 = function(x2)
     return (low + high) / 2
+
+
+def _least_loss(sigma: float) -> float:
+    return sampled_loss(optimal_a(sigma), sigma)
 
 
 def _draw(sigma: float, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
