@@ -6,11 +6,7 @@ They take class moments ``(count_C, mean_CK, covariance_CKK)``, covariances divi
 collapse, and all but NC4 are invariant to scale, rotation and translation of the embeddings.
 
 NC2 needs care. Its limit, the simplex equiangular tight frame, has all cosines −1/(C−1) and exists only for K ≥ C − 1,
-so each measure is reported beside the least value possible (``*_floor``). For C unit vectors in R^K, r = min(K, C − 1):
-
-* Σ_ij cos² ≥ C²/r where they span r dimensions (Benedetto & Fickus: the frame potential), = at tight frames;
-* mean_{i≠j} (cos_ij + 1/(C−1))² ≥ C(C−1−r)/(r(C−1)²), from that and Σ_ij cos = ‖Σ_i u_i‖² ≥ 0;
-* max_{i≠j} cos ≥ −1/(C−1), 0, or Levenshtein's bound, for C ≤ K+1, C ≤ 2K, and beyond.
+so each measure is reported beside the least value possible (``*_floor``).
 """
 
 from __future__ import annotations
@@ -180,6 +176,7 @@ def collapse_measures(
 def angle_deviation_floor(num_classes: int, dim: int) -> float:
     """Least root mean square of cos_ij + 1/(C−1): 0 where a simplex exists, √(C(C−1−K)/K)/(C−1) below.
 
+    From Σ_ij cos = ‖Σ_i u_i‖² ≥ 0 and the frame potential Σ_ij cos² ≥ C²/r, r = min(K, C − 1) (Benedetto & Fickus).
     Attained by centred unit-norm tight frames, which real harmonic frames provide for every even K < C − 1.
 
     Args:

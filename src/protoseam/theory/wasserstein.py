@@ -5,11 +5,8 @@ Legend: N samples, n samples of one class, M points of one assignment, L directi
 P_i is the empirical law of the given samples, μ_i and Σ_i its own mean and covariance, so that
 thm:risk-transfer holds for it with no sampling argument. Only the Gaussian side, or the directions, is random.
 
-* :func:`sliced_w1`, from **below**: E_θ|θᵀv| = c_K‖v‖ for θ uniform on the sphere, so under the optimal coupling
-  E_θ W1(θᵀP, θᵀQ) ≤ c_K W1(P, Q). The average divided by c_K equals W1 for a translation, and in one dimension.
-* :func:`discrete_w1`, from **above**: W1 is convex, so the exact distance between two random samples is in
-  expectation at least the distance of the laws. The excess is of order M^{−1/K}: large in many dimensions.
-* :func:`w1_upper`, from **above** with a confidence that is proved, for any Gaussian.
+:func:`sliced_w1` estimates from **below**, :func:`discrete_w1` from **above** in expectation, and :func:`w1_upper` from
+**above** with a confidence that is proved, for any Gaussian. docs/theory.md compares them.
 
 The first two report the same statistic for a class that *is* Gaussian (``null_C``). A value near its null says that
 the samples do not show any non-Gaussianity, not that there is none.
@@ -96,7 +93,8 @@ def sliced_w1(
 ) -> W1Estimate:
     """Δ_i from below: exact one-dimensional W1 along random directions, averaged and divided by c_K.
 
-    The Gaussian side is never sampled. ``error_C`` is the standard error over directions.
+    E_θ|θᵀv| = c_K‖v‖, so under the optimal coupling E_θ W1(θᵀP, θᵀQ) ≤ c_K W1(P, Q), with = for a translation. The
+    Gaussian side is never sampled. ``error_C`` is the standard error over directions.
 
     Args:
         z_NK: embeddings.
@@ -113,11 +111,8 @@ def sliced_w1(
     found = []
     for z_nK in _classes(z_NK, y_N, num_classes):
         along_L = _projected_w1(z_nK, theta_KL)
-        nulls = [
-            _projected_w1(_gaussian_like(z_nK, len(z_nK), generator), theta_KL).mean() / c
-            for _ in range(null_repeats)
-        ]
-        found.append((along_L, nulls))
+        gaussians = (_gaussian_like(z_nK, len(z_nK), generator) for _ in range(null_repeats))
+        found.append((along_L, [_projected_w1(x_nK, theta_KL).mean() / c for x_nK in gaussians]))
     return _estimate(found, c)
 
 
@@ -132,7 +127,8 @@ def discrete_w1(
 ) -> W1Estimate:
     """Δ_i from above, in expectation: optimal assignment between M embeddings and M draws of N(μ_i, Σ_i).
 
-    The null is the distance between two Gaussian samples of that size. Costs O(M³) a class and repeat.
+    W1 is convex, so the distance of two samples is in expectation at least that of the laws. The excess is of order
+    M^{−1/K}. The null is the distance between two Gaussian samples of that size. Costs O(M³) a class and repeat.
 
     Args:
         z_NK: embeddings.
