@@ -206,9 +206,10 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> None:
 def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[str] | None) -> Tensor:
     """N1(x), which must be the output of its layer ``name`` itself, with nothing computed after it."""
     seen: list[Tensor] = []
-    handle = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
+    watched = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
-        z: Tensor = call(n1, x, names)
+        with watched:
+            z: Tensor = call(n1, x, names)
     except (TypeError, AttributeError) as error:
         if isinstance(x, Tensor) or seen:
             raise
@@ -225,8 +226,6 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
             f"{type(n1).__name__} fails once its layer {name!r} is {dim} wide ({error}): its forward uses that layer's "
             "output further, as models with two heads do. Cut elsewhere: ps.lift((n1, n2), …)"
         ) from error
-    finally:
-        handle.remove()
     check_output(n1, z)
     if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
         raise SeamError(

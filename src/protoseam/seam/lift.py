@@ -140,13 +140,10 @@ def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Any) -> bo
         linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
         return dim is not None or linears[-1] == at
     seen: list[Tensor] = []
-    handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
-    try:
-        with evaluating(model), torch.no_grad():
-            logits = call(model, probe, accepted_names(model))
-            check_output(model, logits)
-    finally:
-        handle.remove()
+    watched = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    with watched, evaluating(model), torch.no_grad():
+        logits = call(model, probe, accepted_names(model))
+        check_output(model, logits)
     return len(seen) == 1 and (logits is seen[0] or torch.equal(logits, seen[0]))
 
 
