@@ -159,14 +159,9 @@ class TrainingChecks:
 
     def rates(self, given: Sequence[float], groups: Sequence[dict[str, Any]]) -> None:
         """Check that a scheduler (which leaves its initial rate in a group) has not set all groups to one rate."""
-        now = [float(group["lr"]) for group in groups if "initial_lr" in group]
-        if (
-            self._own
-            and len(now) == len(groups)
-            and len(set(given)) > 1
-            and len(set(now)) == 1
-            and now[0] > 0
-        ):
+        scheduled = self._own and all("initial_lr" in group for group in groups)
+        now = [float(group["lr"]) for group in groups]
+        if scheduled and len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
             self._say(
                 "rates",
                 f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "

@@ -175,9 +175,7 @@ def warn_about_data(z_NK: Tensor, count_C: Tensor, dim: int, structure: str, flo
             f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
             "dim, or lift with covariance=ps.RunningCovariance(structure='diagonal') or 'shared'"
         )
-    few = [
-        c for c, n in enumerate(count) if 0 < n < 4
-    ]  # a half of one sample has no spread, so no error shows
+    few = [c for c, n in enumerate(count) if 0 < n < 4]  # a half of one sample has no spread
     if few and floor == "auto":
         warn(
             f"class {name_some(few)} has fewer than 4 samples, and floor='auto' compares two halves of each class: it "

@@ -198,9 +198,10 @@ def controlled_bound_full(
         sharp: use the better constant of docs/theory.md instead of the paper's.
         class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
-    both, none_C = math.sqrt(3 if sharp else 5) * rms, torch.zeros_like(error_C)
-    weights = class_weights
-    return controlled_bound(lipschitz, none_C, both, floor, error_C, dim, sharp=sharp, class_weights=weights)
+    consensus, none_C = math.sqrt(3 if sharp else 5) * rms, torch.zeros_like(error_C)
+    return controlled_bound(
+        lipschitz, none_C, consensus, floor, error_C, dim, sharp=sharp, class_weights=class_weights
+    )
 
 
 def coupling_bound(
