@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from made_up_seams import linear_head
 from torch import Tensor
 
 from protoseam import theory
@@ -43,7 +44,7 @@ def test_an_audit_on_the_device_is_the_audit(settings: audits.AuditSettings) -> 
     settings = dataclasses.replace(settings, points=24, directions=8)
 
     def audit(device: str) -> dict[str, float]:
-        head = audits.linear_head(weight.to(device), bias.to(device))
+        head = linear_head(weight.to(device), bias.to(device))
         moved = (t.to(device) for t in (z, y, prototypes, factors))
         drawn = torch.Generator().manual_seed(5)
         return audits.audit_seam(*moved, head, rho=4.0, floor=0.2, generator=drawn, settings=settings).flat()

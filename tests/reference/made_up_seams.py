@@ -6,13 +6,19 @@ import dataclasses
 
 import torch
 from theory_oracles import normal, random_psd, rng
-from torch import Tensor
+from torch import Tensor, nn
 
-from protoseam.lab import audit as audits
-from protoseam.lab.audit import FULL, Audit, AuditSettings, audit_seam, linear_head
+from protoseam.lab.audit import FULL, Audit, AuditedHead, AuditSettings, audit_seam, audited_head
 
 # small assignments and few directions: the inequalities must hold whatever is spent on them
 SMALL = dataclasses.replace(FULL, points=24, directions=8, pairs=32)
+
+
+def linear_head(weight_CK: Tensor, bias_C: Tensor) -> AuditedHead:
+    """The head z ↦ W2 z + b."""
+    linear = nn.Linear(*weight_CK.T.shape)
+    linear.weight, linear.bias = nn.Parameter(weight_CK), nn.Parameter(bias_C)
+    return audited_head(linear)
 
 
 @dataclasses.dataclass
@@ -36,7 +42,7 @@ class Seam:
 
     @property
     def sampling_CKK(self) -> Tensor:
-        return audits.sampling_covariance(self.factors, *self.prototype_CK.shape)
+        return self.factors @ self.factors.mT
 
     def of_class(self, c: int) -> Tensor:
         return self.z_NK[self.y_N == c]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toys import CLASSES, DIM, batches, lifted, network, same, sgd, step
 
 import protoseam as ps
-from protoseam.seam.loop import LoopGuard
+from protoseam.seam.checks import TrainingChecks
 
 DATA = batches()
 
@@ -168,9 +168,9 @@ def test_a_scheduler_that_gives_all_groups_one_rate_is_told_once() -> None:
 
 def test_rates_that_are_equal_by_wish_or_zero_are_no_mistake() -> None:
     for given, now in (([0.1, 0.1, 0.1], [0.1] * 3), ([0.1, 3.0, 3.0], [0.0] * 3)):
-        guard = LoopGuard()
-        guard.rates(given, now)
-        assert not guard.said
+        checks = TrainingChecks(ready=True)
+        checks.rates(given, [{"lr": rate, "initial_lr": rate} for rate in now])
+        assert not checks._said
 
 
 # ---------------------------------------------------------------------- what a loop by hand forgets
@@ -294,7 +294,7 @@ def test_a_look_at_the_head_changes_nothing_of_it() -> None:
     net.set_progress(19, 100)
     before, drawn = {k: v.clone() for k, v in n2.state_dict().items()}, torch.get_rng_state()
     net.refresh()
-    assert net._checks._loop.said  # it did look
+    assert net._checks._said  # it did look
     assert same(n2.state_dict(), before)
     assert torch.equal(drawn, torch.get_rng_state())
     assert n2.training
@@ -306,7 +306,7 @@ def test_very_many_classes_are_not_looked_at() -> None:
     net = ps.lift(halves, init="random", covariance=ps.IsotropicCovariance())
     net.set_progress(19, 100)
     net.refresh()
-    assert not net._checks._loop.said
+    assert not net._checks._said
 
 
 def grouped(**options: Any) -> list[tuple[str, float, int]]:

@@ -55,7 +55,6 @@ def test_slices_are_exact_on_the_line() -> None:
         expected = w1_to_gaussian(x, x.mean(1), x.std(1, correction=0))
         assert float(found.value_C[c]) == pytest.approx(float(expected), rel=1e-9)
     assert found.null_C.isnan().all()
-    assert found.side == "lower"
 
 
 def test_slices_recover_w1_when_everything_lies_on_one_line() -> None:
@@ -65,7 +64,6 @@ def test_slices_recover_w1_when_everything_lies_on_one_line() -> None:
     exact = float(v.norm()) * float(w1_to_gaussian(t[None], torch.zeros(1), torch.ones(1)))
     found = sliced_w1(z, y, 1, generator=rng(1), directions=4000)
     assert float(found.value_C) == pytest.approx(exact, abs=4 * float(found.error_C))
-    assert float(found.peak_C) <= exact + 1e-9
     undivided = float(found.value_C) * projection_constant(6)
     assert undivided < 0.5 * exact  # without c_K the average is a much weaker bound
 
@@ -80,7 +78,6 @@ def test_slices_stay_below_the_assignment_and_both_below_the_cap(seed: int, dim:
     high = discrete_w1(z, y, 2, generator=generator, points=40, repeats=3)
     slack = 3 * (low.error_C + high.error_C)
     assert (low.value_C <= high.value_C + slack).all()
-    assert (low.peak_C <= high.value_C + 3 * high.error_C).all()
     centred = [z[y == c] - z[y == c].mean(0) for c in range(2)]
     covariance = torch.stack([r.T @ r / len(r) for r in centred])
     assert (low.value_C - 3 * low.error_C <= non_gaussianity_cap(covariance)).all()
@@ -98,7 +95,6 @@ def test_assignment_is_above_the_truth_in_expectation() -> None:
     exact = float(w1_to_gaussian(z.T, z.mean(0), z.std(0, correction=0)))
     found = discrete_w1(z, torch.zeros(64, dtype=torch.long), 1, generator=rng(1), points=64, repeats=40)
     assert float(found.value_C) >= exact - 2 * float(found.error_C)
-    assert found.side == "upper"
 
 
 def test_null_level_tells_gaussian_classes_from_others() -> None:

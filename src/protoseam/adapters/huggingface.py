@@ -25,8 +25,6 @@ from transformers import TrainerCallback
 from protoseam.errors import SeamError, SeamWarning
 from protoseam.seam.lifted import Lifted
 
-__all__ = ["LiftedForTrainer", "SeamCallback"]
-
 
 class LiftedForTrainer(nn.Module):
     """A lifted network with the call that the Trainer expects of a model: ``forward(labels=None, **inputs)``.

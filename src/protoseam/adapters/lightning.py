@@ -19,8 +19,6 @@ from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
 from protoseam.seam.processes import world_size
 
-__all__ = ["SeamCallback"]
-
 _RANDOM_STATES = "protoseam_random_states"  # in a checkpoint: one list per process
 
 
@@ -73,9 +71,8 @@ class SeamCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._stale:  # an epoch that max_steps or a signal has ended before its last batch
             self._refresh(trainer, pl_module)
-        self._restore(
-            trainer
-        )  # saved after validation: the epoch ends again, and Lightning draws its order twice
+        # a checkpoint from after validation: the epoch ends again, and Lightning draws its order twice
+        self._restore(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from protoseam.errors import DataError, ModelError
 from protoseam.seam.lift import lift
 from protoseam.seam.lifted import Lifted
-
-__all__ = ["ProtoSeamClassifier"]
+from protoseam.seam.split import evaluating
 
 _TABLE, _IMAGES = (128, 128), (32, 64)  # mlp and cnn_bn of benchmarks/first_try_tasks.py
 _LEAST_STEPS = 10  # per epoch; with fewer the seam's own guard warns
@@ -210,11 +209,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(network, nn.Module):
             default = _TABLE if x.ndim == 2 else _IMAGES
             sizes = default if network is None else (network,) if isinstance(network, int) else tuple(network)
-            network = (
-                _table_network(x.shape[1], sizes, classes)
-                if x.ndim == 2
-                else _image_network(x, sizes, classes)
-            )
+            network = (_table_network if x.ndim == 2 else _image_network)(x, sizes, classes)
         return lift(network, num_classes=classes, dim=self.dim, **(self.options or {}))
 
 
@@ -264,15 +259,14 @@ def _canonical_order(X: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def _logits(net: Lifted, x: Tensor, device: str) -> np.ndarray:
-    training, dtype = net.training, next(net.n1.parameters()).dtype
-    net.eval()
-    parts = [net(part.to(device, dtype)).double().cpu() for part in x.split(_ROWS)]
-    net.train(training)
-    return torch.cat(parts).numpy()
+    dtype = next(net.n1.parameters()).dtype
+    with evaluating(net):
+        return torch.cat([net(part.to(device, dtype)).double().cpu() for part in x.split(_ROWS)]).numpy()
 
 
-def _table_network(columns: int, widths: Sequence[int], classes: int) -> nn.Module:
+def _table_network(x: Tensor, widths: Sequence[int], classes: int) -> nn.Module:
     layers: list[nn.Module] = []
+    columns = x.shape[1]
     for width in widths:
         layers += [nn.Linear(columns, width), nn.ReLU()]
         columns = width

@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protoseam.seam.lifted import Lifted
 
-__all__ = ["LiftedTask"]
-
 
 class LiftedTask(TrainingTask):
     """Trains a lifted network by its objective; validation sees the deployed network's logits.

@@ -10,8 +10,6 @@ from torch import Tensor, fx, nn
 
 from protoseam.errors import ArgumentTypeError
 
-__all__ = ["accepted_names", "call", "inputs_and_labels"]
-
 LABEL_KEYS = ("labels", "label")
 
 

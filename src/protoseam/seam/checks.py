@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from protoseam.core.discriminant import linear_discriminant, pooled_covariance
+from protoseam.core.sampling import sample
 from protoseam.errors import SeamError
 from protoseam.seam.guards import (
     StepGuard,
@@ -20,12 +22,9 @@ from protoseam.seam.guards import (
     check_terms,
     hard_labels,
     refuse_sharded,
-    warn_counts,
-    warn_halves,
-    warn_jump,
-    warn_one_sided,
+    warn,
+    warn_about_data,
 )
-from protoseam.seam.loop import LoopGuard
 from protoseam.seam.processes import world_size
 from protoseam.seam.split import evaluating
 
@@ -33,7 +32,10 @@ if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
     from protoseam.seam.terms import Terms
 
-__all__ = ["TrainingChecks"]
+_UNKNOWN_SIZE = 50_000  # samples of an epoch, where no sweep has counted them
+_FEW_STEPS = 10
+_SAMPLES = 2000  # drawn for a look at the head
+_MOST_CLASSES = 2000  # beyond them a look would hold matrices of n×n doubles, 32 MB each
 
 
 class TrainingChecks:
@@ -45,8 +47,14 @@ class TrainingChecks:
         self.trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
         self._own = True  # False: a training engine checks steps and finiteness itself
         self._looked = self._whole = False
-        self._guard, self._loop = StepGuard(), LoopGuard()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._guard = StepGuard()
         self._last_total: Tensor | None = None
+        self._since_progress = self._since_refresh = 0  # samples that the objective has seen
+        self._steps = 0  # of this epoch
+        self._said: set[str] = set()
 
     def leave(self) -> None:
         """Leave the checks of steps and of finiteness to the caller."""
@@ -56,9 +64,8 @@ class TrainingChecks:
         """Follow a state that was loaded; going back to a checkpoint ends a divergence."""
         self.counted_now(net)
         self.ready, self.counted = bool(net.ready), bool(net.class_count.any())
-        self._guard, self._loop = StepGuard(), LoopGuard()
+        self._forget()
         self._guard.moved = int(net.progress[0]) > 0
-        self._last_total = None
 
     def counted_now(self, net: LiftedNetwork) -> None:
         """Follow new class counts."""
@@ -79,14 +86,10 @@ class TrainingChecks:
             self._whole = True
 
     def look(self, net: LiftedNetwork, z_NK: Tensor, count_C: Tensor) -> None:
-        """Say once what only the data can tell: one-sided embeddings, and classes with too few samples."""
-        if self._looked:
-            return
-        self._looked = True
-        warn_one_sided(z_NK)
-        warn_counts(count_C, net.dim, net.covariance.structure == "full")
-        if net.covariance.floor == "auto":
-            warn_halves(count_C)
+        """Say once what only the data can tell."""
+        if not self._looked:
+            self._looked = True
+            warn_about_data(z_NK, count_C, net.dim, net.covariance.structure, net.covariance.floor)
 
     def before_step(self, net: LiftedNetwork, z_BK: Tensor, y: Tensor) -> Tensor:
         """Check what can go wrong before a step; the targets, as labels where they are one-hot."""
@@ -102,8 +105,29 @@ class TrainingChecks:
             self.trained_on.add("mixed" if y.is_floating_point() else "hard")
             if self._own:
                 self._guard.step(net.prototypes, _witness(net))
-                self._loop.step(len(y) * world_size(), self.samples, net.covariance.refreshes)
+                self._count(len(y) * world_size(), net.covariance.refreshes)
         return y
+
+    def _count(self, samples: int, refreshes: bool) -> None:
+        """Count a training batch, and name the calls that an epoch lacks."""
+        self._since_progress += samples
+        self._since_refresh += samples
+        self._steps += 1
+        epoch = self.samples or _UNKNOWN_SIZE
+        lacking = []
+        if self._since_progress > 2 * epoch:
+            lacking.append("net.set_progress(epoch, epochs) before each epoch, so that ρ rises")
+        if self._since_refresh > 2 * epoch and refreshes:
+            lacking.append("net.refresh(loader) after it, so that N2 learns the spread of the classes")
+        if lacking:
+            seen = max(self._since_progress, self._since_refresh)
+            self._say(
+                "forgotten",
+                f"net.objective has seen {seen:,} samples"
+                f"{f', {seen / self.samples:.1f} times the training data,' if self.samples else ''} "
+                f"without a call of {' and of '.join(lacking)}. Write the loop as "
+                "'for epoch in net.epochs(loader, epochs):', which makes these calls",
+            )
 
     def after_step(self, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         """Check that the terms are finite: now on a CPU, between epochs elsewhere."""
@@ -125,23 +149,87 @@ class TrainingChecks:
     def progressed(self, rho: float, before: float, epoch: int, epochs: int, bounded: bool) -> None:
         """An epoch starts at ρ; a jump of ρ is dangerous where no bound holds the gradients."""
         if rho > 4 * before and not bounded:
-            warn_jump(rho, before, epoch, epochs)
-        self._loop.progressed()
+            warn(
+                f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
+                "The consensus curvature scales with lr·ρ·‖features‖², so a short schedule can diverge: train "
+                "longer, raise rho_min, or lower the learning rate",
+                level=3,
+            )
+        self._since_progress = self._steps = 0
 
     def rates(self, given: Sequence[float], groups: Sequence[dict[str, Any]]) -> None:
         """Check that a scheduler (which leaves its initial rate in a group) has not set all groups to one rate."""
-        if self._own and all("initial_lr" in group for group in groups):
-            self._loop.rates(given, [float(group["lr"]) for group in groups])
+        scheduled = self._own and all("initial_lr" in group for group in groups)
+        now = [float(group["lr"]) for group in groups]
+        if scheduled and len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
+            self._say(
+                "rates",
+                f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "
+                f"{' and '.join(f'{rate:.2g}' for rate in sorted(set(given)))}: a scheduler that takes one rate sets "
+                "all groups to it. Give it one for each: OneCycleLR(optimizer, max_lr=[g['lr'] for g in "
+                "optimizer.param_groups], …)",
+            )
 
     def refreshed(self, net: LiftedNetwork) -> None:
         """An epoch has ended: judge how far training has come."""
-        self._loop.refreshed()
+        self._since_refresh = 0
+        if 0 < self._steps < _FEW_STEPS:
+            self._say(
+                "steps",
+                f"this epoch had {self._steps} steps, and N2 and the prototypes learn a little in each: take smaller "
+                f"batches, so that an epoch has at least {_FEW_STEPS} steps, or train for more epochs",
+            )
         epoch, epochs = (int(v) for v in net.progress)
-        if self._own and epochs > 1:
-            with evaluating(
-                net.n2
-            ):  # a look must leave dropout's draws and BatchNorm's statistics as they are
-                self._loop.judge(net.head, net.prototypes, net.covariance.factors, net.alpha, epoch, epochs)
+        late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
+        if self._own and late and net.num_classes <= _MOST_CLASSES and not {"near", "head"} <= self._said:
+            with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
+                self._judge(net, f"after epoch {epoch + 1} of {epochs}")
+
+    @torch.no_grad()
+    def _judge(self, net: LiftedNetwork, when: str) -> None:
+        """Are the classes apart, and has the head learned its own samples?"""
+        C, factors = net.num_classes, net.covariance.factors
+        s_CK = net.prototypes.double()
+        gap, (i, j) = _nearest(s_CK)
+        if gap < 1 / net.alpha:
+            self._say(
+                "near",
+                f"{when} the prototypes of classes {i} and {j} are {gap:.2g} apart, "
+                f"closer than the 1/α = {1 / net.alpha:.2g} over which repulsion acts: N2 can hardly tell them apart. "
+                "Train for more epochs, or raise the seam's rate (net.param_groups(lr, seam_lr=…))",
+            )
+        generator = torch.Generator(s_CK.device).manual_seed(0)  # the caller's draws stay as they are
+        draws = max(1, min(_SAMPLES // C, 20))
+        z_NK = sample(net.prototypes, factors, draws=draws, generator=generator).flatten(0, 1)
+        y_N = torch.arange(C, device=z_NK.device).repeat(draws)
+        confidence_N, answer_N = net.head(z_NK).double().softmax(1).max(1)
+        learned, sure = float((answer_N == y_N).double().mean()), float(confidence_N.mean())
+        weight_CK, bias_C = linear_discriminant(s_CK, pooled_covariance(factors, net.dim))
+        best = float(((z_NK.double() @ weight_CK.T + bias_C).argmax(1) == y_N).double().mean())
+        if learned < best - 0.1 or sure < learned - 0.3:
+            rate = "the seam's rate (net.param_groups(lr, seam_lr=…))"
+            why = f"it is undertrained. Raise {rate}, take smaller batches"
+            if sure > learned:  # of wrong answers: its last steps threw it about
+                why = f"its steps are too large. Lower {rate}, let the rates decay"
+            self._say(
+                "head",
+                f"{when} N2 classifies {100 * learned:.0f} % of its own samples rightly, "
+                f"with a mean confidence of {100 * sure:.0f} %, where a linear discriminant would get "
+                f"{100 * best:.0f} %: {why}, or set N2 in closed form: net.refit_head()",
+            )
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warn(message)
+
+
+def _nearest(s_CK: Tensor) -> tuple[float, tuple[int, int]]:
+    """The smallest distance between two prototypes, and whose it is."""
+    distance_CC = torch.cdist(s_CK, s_CK)
+    distance_CC.fill_diagonal_(torch.inf)
+    at = int(distance_CC.argmin())
+    return float(distance_CC.flatten()[at]), divmod(at, len(s_CK))
 
 
 def _witness(net: LiftedNetwork) -> Tensor | None:

@@ -7,25 +7,15 @@ Linears put back as one plain module. Nothing here keeps state.
 from __future__ import annotations
 
 import difflib
-import warnings
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from protoseam.errors import ArgumentError, SeamWarning
-
-__all__ = [
-    "check_replaceable",
-    "deploy_at",
-    "deploy_halves",
-    "find_classifier",
-    "fold_linears",
-    "get_layer",
-    "last_linear",
-    "seam_linear",
-]
+from protoseam.errors import ArgumentError
+from protoseam.seam.guards import warn
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
@@ -45,9 +35,8 @@ def get_layer(model: nn.Module, name: str) -> nn.Module:
 def refuse_meta(model: nn.Module | tuple[nn.Module, ...]) -> None:
     """Raise ValueError for a model whose parameters have shapes only, and no values."""
     for half in model if isinstance(model, tuple) else (model,):
-        for name, value in (
-            [*half.named_parameters(), *half.named_buffers()] if isinstance(half, nn.Module) else []
-        ):
+        parts = (half.named_parameters(), half.named_buffers()) if isinstance(half, nn.Module) else ()
+        for name, value in chain(*parts):
             if value.is_meta:
                 raise ArgumentError(
                     f"{name!r} of {type(half).__name__} is on the meta device, where tensors have no values: build the "
@@ -92,12 +81,10 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
     if tied:
         lost.append(f"the weight it shares with {tied[0]!r}")
     if lost:
-        warnings.warn(
+        warn(
             f"two plain Linears take the place of {name!r}. Lost with it: {', '.join(lost)}. So deploy(fold=True) has "
             "a plain Linear there, whose weights do not belong into the model as it was. To keep the layer, write the "
-            "two halves yourself: ps.lift((n1, n2), …)",
-            SeamWarning,
-            stacklevel=3,
+            "two halves yourself: ps.lift((n1, n2), …)"
         )
 
 
@@ -121,13 +108,6 @@ def last_linear(n1: nn.Module, name: str | None) -> nn.Linear | None:
     while isinstance(last, nn.Sequential) and len(last):
         last = last[-1]
     return last if isinstance(last, nn.Linear) else None
-
-
-def seam_linear(old: nn.Linear, dim: int) -> nn.Linear:
-    """Linear(d→k) where Linear(d→n) was: same input, bias, device and dtype, fresh weights."""
-    return nn.Linear(
-        old.in_features, dim, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
-    )
 
 
 def fold_linears(first: nn.Linear, second: nn.Linear) -> nn.Linear:

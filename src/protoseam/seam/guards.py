@@ -17,28 +17,13 @@ from torch import Tensor, fx, nn
 from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
 from protoseam.seam.calling import call
 
-__all__ = [
-    "StepGuard",
-    "check_batch",
-    "check_embeddings",
-    "check_labels",
-    "check_output",
-    "check_soft_targets",
-    "check_terms",
-    "first_output",
-    "hard_labels",
-    "name_some",
-    "refuse_sharded",
-    "report_floors",
-    "warn_collapse",
-    "warn_counts",
-    "warn_halves",
-    "warn_jump",
-    "warn_one_sided",
-]
-
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
 _PATIENCE = 8
+
+
+def warn(message: str, level: int = 4) -> None:
+    """Warn ``level`` calls above, where the user called the network; 1 is the caller of this function."""
+    warnings.warn(message, SeamWarning, stacklevel=level + 1)
 
 
 def check_labels(y_B: Tensor, num_classes: int, *, values: bool = True) -> None:
@@ -163,67 +148,38 @@ def warn_collapse(z_NK: Tensor) -> None:
     """All embeddings equal: every class sits on one point, and no head can tell them apart."""
     low_K, high_K = torch.aminmax(z_NK, dim=0)
     if len(z_NK) > 1 and torch.equal(low_K, high_K):
-        warnings.warn(
+        warn(
             "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). "
-            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max",
-            SeamWarning,
-            stacklevel=3,
+            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max"
         )
 
 
-def warn_one_sided(z_NK: Tensor) -> None:
-    """No embedding below zero (§design), whatever layers N1 ends with."""
+def warn_about_data(z_NK: Tensor, count_C: Tensor, dim: int, structure: str, floor: float | str) -> None:
+    """Say what only the data can tell: one-sided embeddings (§design), and classes with too few samples."""
     if len(z_NK) > 1 and bool((z_NK >= 0).all()):
-        warnings.warn(
+        warn(
             "no embedding has a negative coordinate: N1 seems to end in a ReLU-like activation, and a Gaussian "
-            "cannot surround a prototype on the boundary of that orthant. Put the seam before the activation",
-            SeamWarning,
-            stacklevel=4,
+            "cannot surround a prototype on the boundary of that orthant. Put the seam before the activation"
         )
-
-
-def warn_jump(rho: float, before: float, epoch: int, epochs: int) -> None:
-    """ρ grows more than fourfold from one epoch to the next."""
-    warnings.warn(
-        f"ρ jumps from {before:.3g} to {rho:.3g} between epochs {max(epoch - 1, 0)} and {epoch} of {epochs}. "
-        "The consensus curvature scales with lr·ρ·‖features‖², so a short schedule can diverge: train "
-        "longer, raise rho_min, or lower the learning rate",
-        SeamWarning,
-        stacklevel=4,
-    )
-
-
-def warn_counts(count_C: Tensor, dim: int, full: bool) -> None:
-    """min_i |D_i| > k, else Σ̂ is singular (§dimension); and no class may be empty."""
     count = count_C.tolist()
     empty = [c for c, n in enumerate(count) if n == 0]
     if empty:
-        warnings.warn(
+        warn(
             f"class {name_some(empty)} has no sample: its prototype is trained by repulsion and sampling alone. "
-            "Lower num_classes or complete the data",
-            SeamWarning,
-            stacklevel=4,
+            "Lower num_classes or complete the data"
         )
-    few = [c for c, n in enumerate(count) if 0 < n <= dim]
-    if few and full:
-        warnings.warn(
+    few = [c for c, n in enumerate(count) if 0 < n <= dim]  # min_i |D_i| > k, else Σ̂ is singular (§dimension)
+    if few and structure == "full":
+        warn(
             f"class {few[0]} has {int(count[few[0]])} samples but k={dim}"
             f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
-            "dim, or lift with covariance=ps.RunningCovariance(structure='diagonal') or 'shared'",
-            SeamWarning,
-            stacklevel=4,
+            "dim, or lift with covariance=ps.RunningCovariance(structure='diagonal') or 'shared'"
         )
-
-
-def warn_halves(count_C: Tensor) -> None:
-    """floor="auto" takes ε̄ from two halves of each class; a half of one sample has no spread, so no error shows."""
-    few = [c for c, n in enumerate(count_C.tolist()) if 0 < n < 4]
-    if few:
-        warnings.warn(
+    few = [c for c, n in enumerate(count) if 0 < n < 4]  # a half of one sample has no spread
+    if few and floor == "auto":
+        warn(
             f"class {name_some(few)} has fewer than 4 samples, and floor='auto' compares two halves of each class: it "
-            "sees no error in these and comes out too small. Give the floor as a number",
-            SeamWarning,
-            stacklevel=4,
+            "sees no error in these and comes out too small. Give the floor as a number"
         )
 
 
@@ -238,21 +194,20 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> None:
         )
     raised = (floor_used > floor * (1 + 1e-9)).nonzero().flatten().tolist()
     if raised:
-        warnings.warn(
+        warn(
             f"the covariance of class {name_some(raised)} is too large for the floor {float(floor):.3g}, which was "
             f"raised to up to {float(floor_used[raised].max()):.3g}: embeddings are growing. Lower the learning "
-            "rate, or add weight decay",
-            SeamWarning,
-            stacklevel=4,
+            "rate, or add weight decay"
         )
 
 
 def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[str] | None) -> Tensor:
     """N1(x), which must be the output of its layer ``name`` itself, with nothing computed after it."""
     seen: list[Tensor] = []
-    handle = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
+    watched = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
-        z: Tensor = call(n1, x, names)
+        with watched:
+            z: Tensor = call(n1, x, names)
     except (TypeError, AttributeError) as error:
         if isinstance(x, Tensor) or seen:
             raise
@@ -269,8 +224,6 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
             f"{type(n1).__name__} fails once its layer {name!r} is {dim} wide ({error}): its forward uses that layer's "
             "output further, as models with two heads do. Cut elsewhere: ps.lift((n1, n2), …)"
         ) from error
-    finally:
-        handle.remove()
     check_output(n1, z)
     if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
         raise SeamError(
@@ -339,12 +292,10 @@ class StepGuard:
             return
         if torch.equal(before[1], other):
             if steps >= _PATIENCE:
-                warnings.warn(
+                warn(
                     f"{steps} batches of this epoch moved neither the head nor the prototypes. ps.lift copies the "
                     "model, so an optimizer on the original one trains nothing: give it net.param_groups(lr=…). If it "
-                    "has them, no step was taken or the learning rate was 0",
-                    SeamWarning,
-                    stacklevel=4,
+                    "has them, no step was taken or the learning rate was 0"
                 )
             return
         if self.moved:  # at the end of a schedule steps are too small for a few numbers to change

@@ -5,31 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from operator import index
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError, SplitError
 from protoseam.seam.calling import accepted_names, call
-from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, refuse_meta, seam_linear
+from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, refuse_meta
 from protoseam.seam.guards import check_output
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.options import DEFAULT_DIM, Options, takes_options
 from protoseam.seam.split import evaluating, guess_probe, one_sided_tail, split
-
-__all__ = ["lift"]
-
-
-class _Halves(NamedTuple):
-    """A model in two, with what is known of the seam between them."""
-
-    n1: nn.Module
-    n2: nn.Module
-    num_classes: int
-    dim: int
-    seam_shape: tuple[int, ...] | None = None
-    seam_layer: str | None = None
 
 
 @takes_options
@@ -75,31 +62,43 @@ def lift(
         raise ArgumentTypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
     refuse_meta(model)
     if isinstance(model, tuple):
-        found = _given(model, at, num_classes, dim, probe, allow_relu)
-    elif at is None or _is_classifier(model, at, dim, probe):
-        found = _replacing(copy.deepcopy(model), at, num_classes, dim)
-    else:
-        found = _cutting(copy.deepcopy(model), at, num_classes, dim, probe, allow_relu)
-    return Lifted(**found._asdict(), **options)
+        _check_halves(model, at)
+        return _sized(*model, dim, num_classes, probe, allow_relu, options)
+    if at is None or _is_classifier(model, at, dim, probe):
+        return _replacing(copy.deepcopy(model), at, num_classes, dim, options)
+    if dim is not None:
+        raise ArgumentError(
+            f"the seam behind {at!r} is as wide as that layer's output: leave dim out. Only the layer whose output "
+            "the model returns as it is can be replaced by one of another width"
+        )
+    model = copy.deepcopy(model)
+    probe = guess_probe(model) if probe is None else probe
+    n1, n2 = split(model, at, probe=probe)
+    if not any(True for _ in n2.parameters()):
+        raise ArgumentError(
+            f"nothing that could learn lies behind {at!r}: N2 would have no parameter. Cut earlier, or leave "
+            "at= out to replace the last Linear"
+        )
+    return _sized(n1, n2, dim, num_classes, probe, allow_relu, options)
 
 
-def _given(
-    halves: tuple[nn.Module, ...],
-    at: str | None,
-    num_classes: int | None,
-    dim: int | None,
-    probe: Any,
-    allow_relu: bool,
-) -> _Halves:
+def _check_halves(halves: tuple[nn.Module, ...], at: str | None) -> None:
     if len(halves) != 2 or not all(isinstance(half, nn.Module) for half in halves):
         raise ArgumentTypeError("the halves must be two nn.Modules: ps.lift((n1, n2), …)")
     if at is not None:
         raise ArgumentError(f"at={at!r} says where to cut a whole model, but two halves were given")
-    _refuse_shared(*halves)
-    return _sized(*halves, dim, num_classes, probe, allow_relu)
+    mine = {id(p) for p in halves[0].parameters()}
+    shared = [name for name, p in halves[1].named_parameters() if id(p) in mine]
+    if shared:
+        raise ArgumentError(
+            f"N2's {shared[0]!r} is also a parameter of N1: it would carry gradients over the seam. Give each half "
+            "its own"
+        )
 
 
-def _replacing(model: nn.Module, at: str | None, num_classes: int | None, dim: int | None) -> _Halves:
+def _replacing(
+    model: nn.Module, at: str | None, num_classes: int | None, dim: int | None, options: Options
+) -> Lifted:
     """Two Linears in the place of the one named ``at``, or of the last one."""
     name = find_classifier(model, num_classes) if at is None else at
     old = get_layer(model, name) if name else model
@@ -108,29 +107,12 @@ def _replacing(model: nn.Module, at: str | None, num_classes: int | None, dim: i
     num_classes = old.out_features if num_classes is None else num_classes
     dim = DEFAULT_DIM if dim is None else dim
     _positive(num_classes, dim)
-    new = seam_linear(old, dim)
-    n1 = _replaced(model, name, new)
-    like = {"device": new.weight.device, "dtype": new.weight.dtype}
-    n2 = nn.Linear(dim, num_classes, bias=old.bias is not None, **like)
-    return _Halves(n1, n2, num_classes, dim, seam_layer=name)
-
-
-def _cutting(
-    model: nn.Module, at: str, num_classes: int | None, dim: int | None, probe: Any, allow_relu: bool
-) -> _Halves:
-    if dim is not None:
-        raise ArgumentError(
-            f"the seam behind {at!r} is as wide as that layer's output: leave dim out. Only the layer whose output "
-            "the model returns as it is can be replaced by one of another width"
-        )
-    probe = guess_probe(model) if probe is None else probe
-    n1, n2 = split(model, at, probe=probe)
-    if not any(True for _ in n2.parameters()):
-        raise ArgumentError(
-            f"nothing that could learn lies behind {at!r}: N2 would have no parameter. Cut earlier, or leave "
-            "at= out to replace the last Linear"
-        )
-    return _sized(n1, n2, dim, num_classes, probe, allow_relu)
+    like: Any = {"bias": old.bias is not None, "device": old.weight.device, "dtype": old.weight.dtype}
+    seam, n2 = nn.Linear(old.in_features, dim, **like), nn.Linear(dim, num_classes, **like)
+    if name:
+        model.set_submodule(name, seam)
+    n1 = model if name else seam  # without a name the model is the Linear itself
+    return Lifted(n1, n2, num_classes=num_classes, dim=dim, seam_layer=name, **options)
 
 
 def _whole(name: str, value: int | None) -> int | None:
@@ -158,34 +140,23 @@ def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Any) -> bo
         linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
         return dim is not None or linears[-1] == at
     seen: list[Tensor] = []
-    handle = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
-    try:
-        with evaluating(model), torch.no_grad():
-            logits = call(model, probe, accepted_names(model))
-            check_output(model, logits)
-    finally:
-        handle.remove()
+    watched = layer.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    with watched, evaluating(model), torch.no_grad():
+        logits = call(model, probe, accepted_names(model))
+        check_output(model, logits)
     return len(seen) == 1 and (logits is seen[0] or torch.equal(logits, seen[0]))
 
 
-def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    if not name:  # the model is the Linear itself
-        return layer
-    model.set_submodule(name, layer)
-    return model
-
-
-def _refuse_shared(n1: nn.Module, n2: nn.Module) -> None:
-    mine = {id(p) for p in n1.parameters()}
-    shared = [name for name, p in n2.named_parameters() if id(p) in mine]
-    if shared:
-        raise ArgumentError(
-            f"N2's {shared[0]!r} is also a parameter of N1: it would carry gradients over the seam. Give each half "
-            "its own"
-        )
-
-
-def _refuse_one_sided(n1: nn.Module, allow_relu: bool) -> None:
+def _sized(
+    n1: nn.Module,
+    n2: nn.Module,
+    dim: int | None,
+    num_classes: int | None,
+    probe: Any,
+    allow_relu: bool,
+    options: Options,
+) -> Lifted:
+    """Lift two halves. Their width and class count come from a probe, from their Linears, or from the caller."""
     tail = one_sided_tail(n1)
     if tail is not None and not allow_relu:
         raise ArgumentError(
@@ -193,13 +164,6 @@ def _refuse_one_sided(n1: nn.Module, allow_relu: bool) -> None:
             "and a Gaussian cannot surround a prototype on its boundary. Cut before the activation or behind a "
             "Linear, or insist with allow_relu=True"
         )
-
-
-def _sized(
-    n1: nn.Module, n2: nn.Module, dim: int | None, num_classes: int | None, probe: Any, allow_relu: bool
-) -> _Halves:
-    """Two halves with their width and class count: from a probe, from their Linears, or from the caller."""
-    _refuse_one_sided(n1, allow_relu)
     shape: tuple[int, ...] | None = None
     if probe is not None:
         with evaluating(n1, n2), torch.no_grad():
@@ -207,13 +171,12 @@ def _sized(
             logits = n2(z)
         shape, seen = tuple(z.shape[1:]), int(logits.shape[1])
     else:
-        first = next((m for m in n2.modules() if isinstance(m, nn.Linear)), None)
-        last = next((m for m in reversed(list(n2.modules())) if isinstance(m, nn.Linear)), None)
-        if first is not None and dim is None and (n2 is first or isinstance(n2, nn.Sequential)):
-            shape = (first.in_features,)
-        elif dim is not None:
+        linears = [m for m in n2.modules() if isinstance(m, nn.Linear)]
+        if dim is not None:
             shape = (dim,)
-        seen = last.out_features if last is not None else 0
+        elif linears and (n2 is linears[0] or isinstance(n2, nn.Sequential)):
+            shape = (linears[0].in_features,)
+        seen = linears[-1].out_features if linears else 0
     if shape is None or not (seen or num_classes):
         raise ArgumentError(
             "cannot tell the seam's width and the number of classes from these halves: pass probe=x (a batch of "
@@ -226,4 +189,4 @@ def _sized(
         raise ArgumentError(f"num_classes={num_classes}, but N2 has {seen} outputs: make them agree")
     classes = num_classes or seen
     _positive(classes, width)
-    return _Halves(n1, n2, classes, width, seam_shape=shape)
+    return Lifted(n1, n2, num_classes=classes, dim=width, seam_shape=shape, **options)

@@ -24,8 +24,6 @@ from torch.utils.data import (
 
 from protoseam.seam.processes import world_size
 
-__all__ = ["swept"]
-
 
 class _Share(NamedTuple):
     """What a loader reads: these samples of its data set, dealt out to ``world`` processes."""
@@ -66,11 +64,8 @@ def _again(loader: Any) -> Any:
     """Another loader of the same samples, or None where this one must be iterated itself."""
     if isinstance(fabric := getattr(loader, "_dataloader", None), DataLoader):
         return fabric if (again := _again(fabric)) is None else again
-    if isinstance(
-        inner := getattr(loader, "loader", None), DataLoader
-    ):  # timm's, which normalises on the device
-        again = _again(inner)
-        if again is None:
+    if isinstance(inner := getattr(loader, "loader", None), DataLoader):  # timm's, normalising on the device
+        if (again := _again(inner)) is None:
             return None
         outer = copy.copy(loader)
         outer.loader = again
@@ -85,20 +80,14 @@ def _again(loader: Any) -> Any:
     if share.shuffled:  # fixed, but mixed: a BatchNorm without statistics normalises each batch by itself
         generator = torch.Generator().manual_seed(0)
         order = [order[i] for i in torch.randperm(len(order), generator=generator).tolist()]
-    workers: dict[str, Any] = {}
+    same = ["num_workers", "collate_fn", "pin_memory", "worker_init_fn"]
     if loader.num_workers:
-        workers = {
-            name: getattr(loader, name) for name in ("timeout", "multiprocessing_context", "prefetch_factor")
-        }
+        same += ["timeout", "multiprocessing_context", "prefetch_factor"]
     return DataLoader(
         loader.dataset,
         batch_size=loader.batch_sampler.batch_size,  # type: ignore[union-attr]
         sampler=order[share.rank :: share.world],
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        worker_init_fn=loader.worker_init_fn,
-        **workers,
+        **{name: getattr(loader, name) for name in same},
     )
 
 
@@ -106,9 +95,7 @@ def _share(loader: DataLoader[Any]) -> _Share | None:
     """The samples a loader takes once per epoch; None if its sampler chooses in a way of its own."""
     batches: Any = loader.batch_sampler
     rank, world = 0, 1
-    if hasattr(batches, "process_index") and hasattr(
-        batches, "num_processes"
-    ):  # accelerate's BatchSamplerShard
+    if hasattr(batches, "process_index") and hasattr(batches, "num_processes"):  # a shard of accelerate's
         rank, world, batches = batches.process_index, batches.num_processes, batches.batch_sampler
     elif hasattr(loader, "slice_fn") and world_size() > 1:  # accelerate's DataLoaderDispatcher
         rank, world = dist.get_rank(), world_size()
@@ -119,9 +106,7 @@ def _share(loader: DataLoader[Any]) -> _Share | None:
 
 
 def _sampled(sampler: Any, dataset: Any) -> _Share | None:
-    if hasattr(sampler, "num_replicas") and hasattr(
-        sampler, "rank"
-    ):  # torch's DistributedSampler, timm's two
+    if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):  # torch's for processes, timm's two
         share: _Share | None = _Share(range(len(dataset)), bool(getattr(sampler, "shuffle", False)))
         if hasattr(sampler.dataset, "_sampler"):  # Lightning's, around a sampler of the user's
             share = _sampled(sampler.dataset._sampler, dataset)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from protoseam.core.schedules import Schedule
     from protoseam.seam.covariance import AbstractCovariance
 
-__all__ = ["DEFAULT_DIM", "OPTIONS", "ClassWeights", "Init", "Option", "Options", "checked", "takes_options"]
-
 DEFAULT_DIM = 32  # paper, §protocol
 ClassWeights = Literal["uniform", "frequency"]
 Init = Literal["fsinit", "random", "unit"]
@@ -66,14 +64,13 @@ class Option:
         Raises:
             ArgumentError: the value is out of bounds (or what ``error`` names instead).
         """
+        wrong = False
         if isinstance(value, str):
             wrong = bool(self.choices) and value not in self.choices
-        elif isinstance(value, int | float):
+        elif isinstance(value, int | float) and self.bounds:
             low = -math.inf if self.least is None else self.least
             inside = low <= value < (math.inf if self.below is None else self.below)
-            wrong = bool(self.bounds) and not (inside and (self.above is None or value > self.above))
-        else:
-            wrong = False
+            wrong = not (inside and (self.above is None or value > self.above))
         if wrong:
             default = f"; the default is {self.default!r}" if self.default is not None else ""
             raise error(f"{name} must be {self.bounds}, got {value!r}{default}")
@@ -91,10 +88,7 @@ class Options(TypedDict, total=False):
     ]
     schedule: Annotated[
         "Schedule | None",
-        Option(
-            None,
-            "ρ as a function of ``(epoch, epochs)``; None: ``ps.SineAnneal()``, 1 to 16 (paper)",
-        ),
+        Option(None, "ρ as a function of ``(epoch, epochs)``; None: ``ps.SineAnneal()``, 1 to 16 (paper)"),
     ]
     init: Annotated[
         "Init | Tensor",
@@ -107,11 +101,7 @@ class Options(TypedDict, total=False):
     ]
     alpha: Annotated[
         float,
-        Option(
-            2.0,
-            "rate at which the repulsion of prototypes fades with their distance (paper)",
-            above=0,
-        ),
+        Option(2.0, "rate at which the repulsion of prototypes fades with their distance (paper)", above=0),
     ]
     repulsion_scale: Annotated[
         float | None,
@@ -204,18 +194,18 @@ def takes_options(function: _Function) -> _Function:
     """
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    types = {name: a.__origin__ for name, a in Options.__annotations__.items()}
-    shown = {name: getattr(kind, "__forward_arg__", kind) for name, kind in types.items()}
-    added = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=shown[name]
+    added = []
+    for name, annotated in Options.__annotations__.items():
+        shown = getattr(annotated.__origin__, "__forward_arg__", annotated.__origin__)
+        default = OPTIONS[name].default
+        added.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown)
         )
-        for name, option in OPTIONS.items()
-    ]
     function.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    lines = [line for line in (function.__doc__ or "").split("\n") if "**options: " in line]
-    for line in lines:
+    text = function.__doc__ or ""
+    for line in [line for line in text.split("\n") if "**options: " in line]:
         indent = line[: len(line) - len(line.lstrip())]
         words = [f"{indent}{name}: {option.description}." for name, option in OPTIONS.items()]
-        function.__doc__ = (function.__doc__ or "").replace(line, "\n".join(words))
+        text = text.replace(line, "\n".join(words))
+    function.__doc__ = text
     return function

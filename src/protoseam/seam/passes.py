@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
-from protoseam.errors import ArgumentError, SeamWarning
+from protoseam.errors import ArgumentError
 from protoseam.seam.calling import inputs_and_labels
-from protoseam.seam.guards import hard_labels
+from protoseam.seam.guards import hard_labels, warn
 from protoseam.seam.loaders import swept
-
-__all__ = ["as_deployed", "collect_embeddings"]
-
+from protoseam.seam.split import evaluating
 
 # Embeddings of CIFAR at k = 32 are 6 MB, of ImageNet at k = 512 2.6 GB.
 _DEVICE_BYTES = 2**28
@@ -34,11 +31,7 @@ def _moved(x: Any, device: torch.device) -> Any:
 
 
 def collect_embeddings(
-    module: nn.Module,
-    embed: Callable[[Any], Tensor],
-    loader: Iterable[Any],
-    device: torch.device,
-    what: str,
+    module: nn.Module, embed: Callable[[Any], Tensor], loader: Iterable[Any], device: torch.device, what: str
 ) -> tuple[Tensor, Tensor]:
     """``(z_NK, y_N)`` of the loader's data, each sample once, ≥ float32, without gradients, in eval mode.
 
@@ -80,11 +73,9 @@ def collect_embeddings(
             "DataLoader, which can be iterated again"
         )
     if fresh and _mostly_one_class(ys):
-        warnings.warn(
+        warn(
             f"{what}: most batches hold one class only, and the network's BatchNorm layers, which have no statistics "
-            "yet, normalise each batch by itself: the classes fall together. Shuffle the loader",
-            SeamWarning,
-            stacklevel=4,
+            "yet, normalise each batch by itself: the classes fall together. Shuffle the loader"
         )
     return torch.cat(zs), torch.cat(ys)
 
@@ -116,7 +107,6 @@ def as_deployed(module: nn.Module) -> Iterator[bool]:
     Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit
     would put the prototypes where training never is. Such layers keep their running statistics untouched.
     """
-    was = {m: m.training for m in module.modules()}
     fresh = [
         m
         for m in module.modules()
@@ -124,15 +114,12 @@ def as_deployed(module: nn.Module) -> Iterator[bool]:
         and m.num_batches_tracked is not None
         and int(m.num_batches_tracked) == 0
     ]
-    kept = [{name: b.clone() for name, b in m.named_buffers()} for m in fresh]
-    try:
-        module.eval()
+    kept = [(b, b.clone()) for m in fresh for b in m.buffers()]
+    with evaluating(module):
         for m in fresh:
             m.train()
-        yield bool(fresh)
-    finally:
-        for m, buffers in zip(fresh, kept, strict=True):
-            for name, b in buffers.items():
-                getattr(m, name).copy_(b)
-        for child, mode in was.items():
-            child.training = mode
+        try:
+            yield bool(fresh)
+        finally:
+            for b, before in kept:
+                b.copy_(before)

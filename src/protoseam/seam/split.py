@@ -19,8 +19,6 @@ from protoseam.errors import SplitError
 from protoseam.seam.classifier import get_layer
 from protoseam.seam.guards import check_output
 
-__all__ = ["evaluating", "guess_probe", "one_sided_tail", "split"]
-
 # Activations whose range is (almost) the non-negative half line: §design, "Lifting location".
 ONE_SIDED_MODULES = (
     nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.Softplus, nn.Softmax, nn.Threshold,
@@ -99,7 +97,8 @@ def _cut(model: nn.Module, at: str) -> tuple[fx.GraphModule, fx.GraphModule]:
             "gradients over it. Cut elsewhere"
         )
     first = [node for node in nodes if node in needed or node.op == "placeholder"]
-    return _first_half(model, first, cut), _second_half(model, cut, after, fetched)
+    *second, output = after
+    return _half(model, "N1", first, cut), _half(model, "N2", [*fetched, *second], output.args[0], seam=cut)
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:
@@ -113,28 +112,16 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _first_half(model: nn.Module, nodes: list[fx.Node], cut: fx.Node) -> fx.GraphModule:
+def _half(
+    model: nn.Module, suffix: str, nodes: list[fx.Node], output: Any, seam: fx.Node | None = None
+) -> fx.GraphModule:
+    """These nodes as a module; its input takes the place of ``seam``, if that is given."""
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    copies = {} if seam is None else {seam: graph.placeholder("z")}
     for node in nodes:
         copies[node] = graph.node_copy(node, lambda n: copies[n])
-    graph.output(copies[cut])
-    return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}N1")
-
-
-def _second_half(
-    model: nn.Module, cut: fx.Node, after: list[fx.Node], fetched: list[fx.Node]
-) -> fx.GraphModule:
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {cut: graph.placeholder("z")}
-    for node in fetched:
-        copies[node] = graph.node_copy(node)
-    for node in after:
-        if node.op == "output":
-            graph.output(fx.map_arg(node.args[0], lambda n: copies[n]))
-        else:
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
-    return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}N2")
+    graph.output(fx.map_arg(output, lambda n: copies[n]))
+    return fx.GraphModule(model, graph, class_name=f"{type(model).__name__}{suffix}")
 
 
 class _Tracer(fx.Tracer):

@@ -7,8 +7,6 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-__all__ = ["KeepsState"]
-
 
 class KeepsState(nn.Module):
     """A module with state that is neither a parameter nor a buffer.
@@ -46,19 +44,9 @@ class KeepsState(nn.Module):
         for name in self._kept:
             destination[prefix + name] = getattr(self, name).detach().clone()
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *more)
+        missing_keys, unexpected_keys, error_msgs = more[2:]  # after the metadata and ``strict``
         mine = {prefix + name: getattr(self, name) for name in self._kept}
         unexpected_keys[:] = [key for key in unexpected_keys if key not in mine]
         for key, own in mine.items():

@@ -30,7 +30,6 @@ from protoseam.theory.collapse import (
 from protoseam.theory.lipschitz import class_lipschitz, head_lipschitz
 from protoseam.theory.smoothing import (
     MeanWithError,
-    curvature,
     curvature_spread,
     floor_excess,
     floor_regularization,
@@ -56,7 +55,7 @@ from protoseam.theory.wasserstein import (
 __all__ = [
     "Collapse", "ControlledBound", "MeanWithError", "RiskTransfer", "W1Estimate", "W1Upper",
     "angle_deviation_floor", "bures", "class_lipschitz", "collapse_measures", "controlled_bound",
-    "controlled_bound_full", "coupling_bound", "curvature", "curvature_spread", "discrete_w1",
+    "controlled_bound_full", "coupling_bound", "curvature_spread", "discrete_w1",
     "epsilon_from_halves", "error_probability_bound", "estimation_cap", "floor_bias", "floor_excess",
     "floor_regularization", "head_lipschitz", "jensen_gap", "loss_hessian", "max_cosine_floor", "nc1", "nc2",
     "nc3", "nc4", "non_gaussianity_cap", "optimal_floor", "point_loss", "projection_constant", "psd_sqrt",

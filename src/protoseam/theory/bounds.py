@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protoseam.errors import ArgumentError
-from protoseam.theory.bures import bures
+from protoseam.theory.bures import bures, trace
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,13 @@ class RiskTransfer:
 
     def shares(self) -> dict[str, float]:
         """``gap`` as a sum of three: the root of the sum of squares is split in proportion to the squares."""
-        joint_C = torch.hypot(self.mean_mismatch_C, self.covariance_mismatch_C)
-        safe_C = joint_C.clamp_min(torch.finfo(torch.float64).tiny)
+        mean_C, covariance_C = self.mean_mismatch_C, self.covariance_mismatch_C
+        safe_C = torch.hypot(mean_C, covariance_C).clamp_min(torch.finfo(torch.float64).tiny)
         scale_C = self.weight_C * self.lipschitz_C
         return {
             "non_gaussianity": float((scale_C * self.non_gaussianity_C).sum()),
-            "mean_mismatch": float((scale_C * self.mean_mismatch_C * (self.mean_mismatch_C / safe_C)).sum()),
-            "covariance_mismatch": float(
-                (scale_C * self.covariance_mismatch_C * (self.covariance_mismatch_C / safe_C)).sum()
-            ),
+            "mean_mismatch": float((scale_C * mean_C * (mean_C / safe_C)).sum()),
+            "covariance_mismatch": float((scale_C * covariance_C * (covariance_C / safe_C)).sum()),
         }
 
 
@@ -122,9 +120,7 @@ def risk_transfer(
         )
     weight_C = _weights(class_weights, mean_CK)
     return RiskTransfer(
-        lipschitz_C=torch.as_tensor(lipschitz, dtype=torch.float64, device=mean_CK.device).expand(
-            len(mean_CK)
-        ),
+        lipschitz_C=torch.as_tensor(lipschitz, dtype=torch.float64).to(weight_C).expand(len(mean_CK)),
         non_gaussianity_C=non_gaussianity_C.detach().to(weight_C),
         mean_mismatch_C=(mean_CK.detach().double() - prototype_CK.detach().double()).norm(dim=1),
         covariance_mismatch_C=bures(covariance_CKK, sampling_covariance_CKK),
@@ -167,8 +163,15 @@ def controlled_bound(
         sharp: use the better constant of docs/theory.md instead of the paper's.
         class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
-    delta = float((_weights(class_weights, non_gaussianity_C) * non_gaussianity_C.double()).sum())
-    estimation = _estimation(error_C, floor, dim, sharp, class_weights)
+    if floor < 0 or (floor == 0 and not sharp):
+        raise ArgumentError(
+            f"the estimation term ε̄/(2σ0) needs a floor σ0 > 0, got {floor}; sharp=True has a finite one at 0"
+        )
+    error_C = error_C.double()
+    term_C = error_C / (2 * floor) if floor else torch.full_like(error_C, torch.inf)
+    if sharp:
+        term_C = torch.minimum(term_C, estimation_cap(error_C, dim))
+    delta, estimation = (_mean(values_C, class_weights) for values_C in (non_gaussianity_C, term_C))
     return ControlledBound(lipschitz, delta, rms, math.sqrt(dim) * floor, estimation)
 
 
@@ -195,9 +198,10 @@ def controlled_bound_full(
         sharp: use the better constant of docs/theory.md instead of the paper's.
         class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
-    estimation = _estimation(error_C, floor, dim, sharp, class_weights)
-    consensus = math.sqrt(3 if sharp else 5) * rms
-    return ControlledBound(lipschitz, 0.0, consensus, math.sqrt(dim) * floor, estimation)
+    consensus, none_C = math.sqrt(3 if sharp else 5) * rms, torch.zeros_like(error_C)
+    return controlled_bound(
+        lipschitz, none_C, consensus, floor, error_C, dim, sharp=sharp, class_weights=class_weights
+    )
 
 
 def coupling_bound(
@@ -217,10 +221,9 @@ def coupling_bound(
         sampling_covariance_CKK: Σ̃_i, the covariances that were sampled from.
         class_weights: weights ``(C,)`` that sum to 1; None: 1/n each.
     """
-    spread_C = sampling_covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
-    distance_C = (mean_square_C.double() + spread_C).sqrt()
+    distance_C = (mean_square_C.double() + trace(sampling_covariance_CKK)).sqrt()
     lipschitz_C = torch.as_tensor(lipschitz, dtype=torch.float64, device=distance_C.device)
-    return float((_weights(class_weights, distance_C) * lipschitz_C * distance_C).sum())
+    return _mean(lipschitz_C * distance_C, class_weights)
 
 
 def non_gaussianity_cap(covariance_CKK: Tensor, *, sharp: bool = True) -> Tensor:
@@ -232,8 +235,7 @@ def non_gaussianity_cap(covariance_CKK: Tensor, *, sharp: bool = True) -> Tensor
         covariance_CKK: covariances Σ_i.
         sharp: use the better constant of docs/theory.md instead of the paper's.
     """
-    spread_C = covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
-    return (math.sqrt(2) if sharp else 2.0) * spread_C.sqrt()
+    return (math.sqrt(2) if sharp else 2.0) * trace(covariance_CKK).sqrt()
 
 
 def floor_bias(covariance_CKK: Tensor, floor: float) -> Tensor:
@@ -249,9 +251,7 @@ def floor_bias(covariance_CKK: Tensor, floor: float) -> Tensor:
 
 
 def optimal_floor(error: float, dim: int) -> float:
-    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0).
-
-    eq:controlled-bound charges these two terms for the floor and for the estimate.
+    """σ0* = (ε̄/(2√k))^{1/2}, the minimiser of √k σ0 + ε̄/(2σ0), which eq:controlled-bound charges for a floor.
 
     The sampled loss of a convex head rises with σ0 as well, so the minimiser of the whole bound is at most σ0*.
 
@@ -281,9 +281,9 @@ def epsilon_from_halves(
 ) -> Tensor:
     """‖Σ̂_i − Σ_i‖_F of the estimate from all samples, from the estimates of two disjoint halves, ``(C,)``.
 
-    An estimate from m independent samples has mean squared error v/m. Two halves differ by
-    v/(m/2) + v/(m/2) = 4·v/m in mean square, so half their distance has the right mean square. In general the
-    factor is √(m_a m_b)/(m_a + m_b). N1 was fitted to the training samples, so there this is too small.
+    An estimate from m independent samples has mean squared error v/m, and two estimates differ by v/m_a + v/m_b in
+    mean square: hence √(m_a m_b)/(m_a + m_b) times their distance, ½ for equal halves. N1 was fitted to the training
+    samples, so there this is too small.
 
     Args:
         covariance_a_CKK: covariances from one half of the samples.
@@ -310,16 +310,8 @@ def error_probability_bound(risk: float) -> float:
     return risk / math.log(2)
 
 
-def _estimation(error_C: Tensor, floor: float, dim: int, sharp: bool, weights: Tensor | None) -> float:
-    error_C = error_C.double()
-    if floor < 0 or (floor == 0 and not sharp):
-        raise ArgumentError(
-            f"the estimation term ε̄/(2σ0) needs a floor σ0 > 0, got {floor}; sharp=True has a finite one at 0"
-        )
-    term_C = error_C / (2 * floor) if floor else torch.full_like(error_C, torch.inf)
-    if sharp:
-        term_C = torch.minimum(term_C, estimation_cap(error_C, dim))
-    return float((_weights(weights, error_C) * term_C).sum())
+def _mean(values_C: Tensor, class_weights: Tensor | None) -> float:
+    return float((_weights(class_weights, values_C) * values_C.double()).sum())
 
 
 def _weights(class_weights: Tensor | None, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Bures distance of covariances and 2-Wasserstein distance of Gaussians, without cancellation.
+"""Bures distance of covariances, without cancellation.
 
 Legend: C classes (any leading batch shape), K seam width.
 
@@ -71,3 +71,8 @@ def bures(a_CKK: Tensor, b_CKK: Tensor) -> Tensor:
     aligned_C = torch.linalg.matrix_norm(root_a_CKK - root_b_CKK @ polar_CKK)
     # U = I is admissible too. It is the minimiser for commuting matrices, and free of the SVD's rounding.
     return torch.minimum(aligned_C, torch.linalg.matrix_norm(root_a_CKK - root_b_CKK))
+
+
+def trace(matrix_CKK: Tensor) -> Tensor:
+    """Return tr A of each matrix, float64."""
+    return matrix_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -5,15 +5,8 @@ Legend: N samples, C classes, K seam width.
 They take class moments ``(count_C, mean_CK, covariance_CKK)``, covariances divided by |D_i|. All are 0 at perfect
 collapse, and all but NC4 are invariant to scale, rotation and translation of the embeddings.
 
-NC2 needs care. Its limit, the simplex equiangular tight frame, has C unit vectors with all cosines −1/(C−1), and
-exists only for K ≥ C − 1. For C unit vectors in R^K, with r = min(K, C − 1):
-
-* Σ_ij cos² ≥ C²/r where they span r dimensions (Benedetto & Fickus: the frame potential), = at tight frames;
-* mean_{i≠j} (cos_ij + 1/(C−1))² ≥ C(C−1−r)/(r(C−1)²), from that and Σ_ij cos = ‖Σ_i u_i‖² ≥ 0;
-* max_{i≠j} cos ≥ −1/(C−1), 0, or Levenshtein's bound, for C ≤ K+1, C ≤ 2K, and beyond.
-
-So the cosines cannot all be equal when K < C − 1, and a network must not be called uncollapsed for that: each
-measure is reported beside the least value possible (``*_floor``).
+NC2 needs care. Its limit, the simplex equiangular tight frame, has all cosines −1/(C−1) and exists only for K ≥ C − 1,
+so each measure is reported beside the least value possible (``*_floor``).
 """
 
 from __future__ import annotations
@@ -67,7 +60,13 @@ def nc1(count_C: Tensor, mean_CK: Tensor, covariance_CKK: Tensor) -> tuple[float
         mean_CK: class means μ_i.
         covariance_CKK: covariances Σ_i.
     """
-    _check(mean_CK, count_C)
+    if bool((count_C == 0).any()):
+        raise ArgumentError(
+            f"class {int((count_C == 0).nonzero()[0])} has no sample, so it has no mean: "
+            "measure collapse on data that hold every class, or leave the class out of all three moments"
+        )
+    if len(mean_CK) < 2:
+        raise ArgumentError(f"neural collapse compares classes, got {len(mean_CK)}")
     weight_C = count_C.double() / count_C.sum()
     within_KK = torch.einsum("c,ckl->kl", weight_C, covariance_CKK.detach().double())
     centred_CK = _centred(mean_CK)
@@ -87,10 +86,8 @@ def nc1(count_C: Tensor, mean_CK: Tensor, covariance_CKK: Tensor) -> tuple[float
 def nc2(mean_CK: Tensor) -> dict[str, float]:
     """Geometry of the centred class means.
 
-    ``equinorm``: coefficient of variation of the norms. ``angle``: root mean square of cos_ij + 1/(C−1) over
-    pairs, with ``angle_floor``. ``max_cosine``: the closest pair, with ``max_cosine_floor``.
-    ``frame_excess``: frame potential over its minimum C²/r, minus 1; 0 exactly at a tight frame. A vector and
-    its negative have the same potential, so tightness alone does not see them: hence the other two.
+    The values of :class:`Collapse`, without ``nc2_`` before their names. ``frame_excess`` is 0 exactly at a tight
+    frame. A vector and its negative have the same potential, so it does not see them: hence the other two.
 
     Args:
         mean_CK: class means μ_i.
@@ -169,20 +166,17 @@ def collapse_measures(
         z_NK: embeddings.
         prediction_N: the network's answers.
     """
-    geometry = nc2(mean_CK)
+    geometry = {f"nc2_{name}": value for name, value in nc2(mean_CK).items()}
     variability, ratio = nc1(count_C, mean_CK, covariance_CKK)
-    return Collapse(
-        nc1=variability,
-        nc1_ratio=ratio,
-        **{f"nc2_{name}": value for name, value in geometry.items()},
-        nc3=math.nan if weight_CK is None else nc3(weight_CK, mean_CK),
-        nc4=nc4(z_NK, prediction_N, mean_CK),
-    )
+    duality = math.nan if weight_CK is None else nc3(weight_CK, mean_CK)
+    agreement = nc4(z_NK, prediction_N, mean_CK)
+    return Collapse(nc1=variability, nc1_ratio=ratio, **geometry, nc3=duality, nc4=agreement)
 
 
 def angle_deviation_floor(num_classes: int, dim: int) -> float:
     """Least root mean square of cos_ij + 1/(C−1): 0 where a simplex exists, √(C(C−1−K)/K)/(C−1) below.
 
+    From Σ_ij cos = ‖Σ_i u_i‖² ≥ 0 and the frame potential Σ_ij cos² ≥ C²/r, r = min(K, C − 1) (Benedetto & Fickus).
     Attained by centred unit-norm tight frames, which real harmonic frames provide for every even K < C − 1.
 
     Args:
@@ -216,13 +210,3 @@ def max_cosine_floor(num_classes: int, dim: int) -> float:
 def _centred(matrix_CK: Tensor) -> Tensor:
     matrix_CK = matrix_CK.detach().double()
     return matrix_CK - matrix_CK.mean(0)
-
-
-def _check(mean_CK: Tensor, count_C: Tensor) -> None:
-    if bool((count_C == 0).any()):
-        raise ArgumentError(
-            f"class {int((count_C == 0).nonzero()[0])} has no sample, so it has no mean: "
-            "measure collapse on data that hold every class, or leave the class out of all three moments"
-        )
-    if len(mean_CK) < 2:
-        raise ArgumentError(f"neural collapse compares classes, got {len(mean_CK)}")

@@ -13,18 +13,9 @@ from torch import Tensor, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError
 
-# ‖p − q‖₂ ≤ √2 for probability vectors: cross-entropy against hard or smoothed labels, rem:lipschitz-ours.
-CROSS_ENTROPY = math.sqrt(2.0)
-
 # max |σ'|. GELU: at x = √2, Φ(√2) + √2 φ(√2); SiLU and Mish: maximum of σ' found numerically, rounded up.
 _ACTIVATIONS: dict[type[nn.Module], float] = {
-    nn.ReLU: 1.0,
-    nn.ReLU6: 1.0,
-    nn.Hardtanh: 1.0,
-    nn.Tanh: 1.0,
-    nn.Softplus: 1.0,
-    nn.Softsign: 1.0,
-    nn.LogSigmoid: 1.0,
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Softplus, nn.Softsign, nn.LogSigmoid), 1.0),
     nn.Sigmoid: 0.25,
     nn.Hardsigmoid: 0.166667,
     nn.GELU: 1.13,
@@ -37,19 +28,18 @@ _ACTIVATIONS: dict[type[nn.Module], float] = {
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.AlphaDropout, nn.Flatten)
 
 
-def head_lipschitz(head: nn.Module, *, loss_constant: float = CROSS_ENTROPY) -> float:
+def head_lipschitz(head: nn.Module) -> float:
     """G with |ℓ_i(z) − ℓ_i(z')| ≤ G‖z − z'‖ for every class.
 
     A Linear head gives the paper's G = √2‖W2‖₂. A Sequential of Linear layers and activations gives the
-    product of spectral norms and of max |σ'|, which is valid but may be loose. ``loss_constant`` bounds the
-    gradient of the loss in the logits; the default is cross-entropy's.
+    product of spectral norms and of max |σ'|, which is valid but may be loose.
 
     Args:
         head: a Linear, or a Sequential of Linears and activations.
-        loss_constant: Lipschitz constant of the loss in the logits; √2 for cross-entropy.
     """
     matrix_CK, body = _last_linear(head)
-    return loss_constant * body * _spectral(matrix_CK)
+    # ‖p − q‖₂ ≤ √2 for probability vectors: cross-entropy against hard or smoothed labels, rem:lipschitz-ours
+    return math.sqrt(2.0) * body * _spectral(matrix_CK)
 
 
 def class_lipschitz(head: nn.Module) -> Tensor:

@@ -12,7 +12,7 @@ satisfies Jensen's inequality, so the estimated gaps obey the signs of the theor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protoseam.errors import ArgumentError
-from protoseam.theory.bures import psd_sqrt
+from protoseam.theory.bures import psd_sqrt, trace
 
 Head = Callable[[Tensor], Tensor]
 _BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
@@ -43,23 +43,6 @@ class MeanWithError:
 # -- the exact expansion, linear head -------------------------------------------------------------------------
 
 
-def curvature(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Tensor:
-    """∇²ℓ = W2ᵀ(diag p − ppᵀ)W2 at each point, ``(C, K, K)``; the same for every label (prop:smoothing).
-
-    Args:
-        weight_CK: the head's weight, one row per class.
-        bias_C: the head's bias, or None.
-        point_CK: where to evaluate.
-    """
-    # as Σ_j p_j (ω_j − ω̄)(ω_j − ω̄)ᵀ: a sum of squares stays positive semi-definite when the head saturates
-    return torch.cat(
-        [
-            (row_cCK * p_cC.unsqueeze(-1)).mT @ row_cCK
-            for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, point_CK)
-        ]
-    )
-
-
 def curvature_spread(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor) -> Tensor:
     """tr ∇²ℓ = Σ_j p_j ‖ω_j − ω̄‖² at each point (eq:curvature-spread).
 
@@ -68,12 +51,7 @@ def curvature_spread(weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor)
         bias_C: the head's bias, or None.
         point_CK: where to evaluate.
     """
-    return torch.cat(
-        [
-            (p_cC * row_cCK.square().sum(-1)).sum(-1)
-            for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, point_CK)
-        ]
-    )
+    return _weighted_variance(weight_CK, bias_C, point_CK, None)
 
 
 def second_order_penalty(
@@ -87,13 +65,7 @@ def second_order_penalty(
         prototype_CK: S, one prototype per class.
         covariance_CKK: Σ̃_i.
     """
-    penalty, start = [], 0
-    for p_cC, row_cCK in _centred_rows(weight_CK, bias_C, prototype_CK):
-        covariance_cKK = covariance_CKK[start : start + len(p_cC)].double()
-        variance_cC = ((row_cCK @ covariance_cKK) * row_cCK).sum(-1)
-        penalty.append((p_cC * variance_cC).sum(-1) / 2)
-        start += len(p_cC)
-    return torch.cat(penalty)
+    return _weighted_variance(weight_CK, bias_C, prototype_CK, covariance_CKK) / 2
 
 
 def floor_regularization(
@@ -133,8 +105,7 @@ def remainder_bound(weight_CK: Tensor, covariance_CKK: Tensor, *, sharp: bool = 
         covariance_CKK: Σ̃_i.
         sharp: use the better constant of docs/theory.md instead of the paper's.
     """
-    trace_C = covariance_CKK.double().diagonal(dim1=-2, dim2=-1).sum(-1)
-    return third_derivative_constant(weight_CK, sharp=sharp) / 6 * 3**0.75 * trace_C**1.5
+    return third_derivative_constant(weight_CK, sharp=sharp) / 6 * 3**0.75 * trace(covariance_CKK) ** 1.5
 
 
 def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> Tensor:
@@ -152,25 +123,33 @@ def remainder_bound_fourth_order(weight_CK: Tensor, covariance_CKK: Tensor) -> T
     row_CK = row_CK - row_CK.mean(0)  # softmax does not see a common shift
     # the nonzero spectrum of W Σ Wᵀ is that of Σ^{1/2} WᵀW Σ^{1/2}
     gram_CKK = covariance_CKK.double() @ (row_CK.T @ row_CK)
-    trace_C = gram_CKK.diagonal(dim1=-2, dim2=-1).sum(-1)
     trace_of_square_C = (gram_CKK * gram_CKK.mT).sum((-2, -1))
-    return (trace_C.square() + 2 * trace_of_square_C) / 48
+    return (trace(gram_CKK).square() + 2 * trace_of_square_C) / 48
 
 
-def _centred_rows(
-    weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For a block of c points at a time: p (c, C), and ω_j − ω̄ with each point's own ω̄ = Σ_j p_j ω_j (c, C, K)."""
+def _weighted_variance(
+    weight_CK: Tensor, bias_C: Tensor | None, point_CK: Tensor, covariance_CKK: Tensor | None
+) -> Tensor:
+    """Σ_j p_j (ω_j − ω̄)ᵀΣ_i(ω_j − ω̄) at each point i, with its own p and ω̄ = Σ_j p_j ω_j; None: Σ_i = I.
+
+    A sum of squares, so it is not negative when the head saturates.
+    """
     if weight_CK.ndim != 2 or point_CK.ndim != 2 or point_CK.shape[1] != weight_CK.shape[1]:
         raise ArgumentError(
             f"weight must be (C, K) and points (C, K), got {tuple(weight_CK.shape)} and "
             f"{tuple(point_CK.shape)}: pass head.weight as it is, one row per class"
         )
     weight_CK = weight_CK.detach().double()
-    for z_cK in point_CK.detach().double().split(max(1, _BLOCK_ELEMENTS // weight_CK.numel())):
-        logits_cC = z_cK @ weight_CK.T
+    block, found = max(1, _BLOCK_ELEMENTS // weight_CK.numel()), []
+    for start in range(0, len(point_CK), block):
+        logits_cC = point_CK[start : start + block].detach().double() @ weight_CK.T
         p_cC = (logits_cC if bias_C is None else logits_cC + bias_C.detach().double()).softmax(-1)
-        yield p_cC, weight_CK - (p_cC @ weight_CK).unsqueeze(1)
+        row_cCK = weight_CK - (p_cC @ weight_CK).unsqueeze(1)
+        turned_cCK = row_cCK
+        if covariance_CKK is not None:
+            turned_cCK = row_cCK @ covariance_CKK[start : start + block].double()
+        found.append((p_cC * (turned_cCK * row_cCK).sum(-1)).sum(-1))
+    return torch.cat(found)
 
 
 # -- any head -------------------------------------------------------------------------------------------------
@@ -218,7 +197,7 @@ def sampled_loss(
         generator: of every draw.
         pairs: number of antithetic pairs.
     """
-    return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), 0.0, generator, pairs, None)
+    return _pair_average(head, prototype_CK, covariance_CKK, 0.0, generator, pairs)
 
 
 def jensen_gap(
@@ -235,7 +214,7 @@ def jensen_gap(
         generator: of every draw.
         pairs: number of antithetic pairs.
     """
-    return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), 0.0, generator, pairs, "prototype")
+    return floor_excess(head, prototype_CK, covariance_CKK, 0.0, generator=generator, pairs=pairs)
 
 
 def floor_excess(
@@ -259,50 +238,45 @@ def floor_excess(
         generator: of every draw.
         pairs: number of antithetic pairs.
     """
-    return _pair_average(head, prototype_CK, psd_sqrt(covariance_CKK), floor, generator, pairs, "centre")
+    return _pair_average(head, prototype_CK, covariance_CKK, floor, generator, pairs, excess=True)
 
 
 @torch.no_grad()
 def _pair_average(
     head: Head,
     prototype_CK: Tensor,
-    root_CKK: Tensor,
+    covariance_CKK: Tensor,
     floor: float,
     generator: torch.Generator,
     pairs: int,
-    subtract: str | None,
+    excess: bool = False,
 ) -> MeanWithError:
+    """The mean of ½[ℓ(c + ζ) + ℓ(c − ζ)], or of its excess over ℓ(c), where c = s + floor·ξ."""
     if pairs < 2:
         raise ArgumentError(f"a Monte-Carlo error needs at least 2 antithetic pairs, got pairs={pairs}")
-    block = max(1, _BLOCK_ROWS // (3 * len(prototype_CK)))
-    at_CK = prototype_CK.detach().double()
-    chunks: list[Tensor] = []
+    root_CKK = psd_sqrt(covariance_CKK)
+    C, K = prototype_CK.shape
+
+    def normals(count: int) -> Tensor:  # drawn where the generator lives
+        shape = (count, C, K)
+        xi_MCK = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
+        return xi_MCK.to(root_CKK)
+
+    def losses(z_MCK: Tensor) -> Tensor:
+        # in the prototypes' dtype: a float32 head must see float32 inputs, as it does when deployed
+        return _class_losses(head, z_MCK.to(prototype_CK.dtype))
+
+    block, chunks = max(1, _BLOCK_ROWS // (3 * C)), []
     for start in range(0, pairs, block):
         M = min(block, pairs - start)
-        zeta_MCK = _noise(root_CKK, M, generator)
-        centre_MCK = at_CK.expand_as(zeta_MCK)
+        zeta_MCK = torch.einsum("cij,mcj->mci", root_CKK, normals(M))
+        centre_MCK = prototype_CK.detach().double().unsqueeze(0)
         if floor > 0:
-            eye_CKK = torch.eye(at_CK.shape[1]).to(root_CKK).expand_as(root_CKK)
-            centre_MCK = centre_MCK + floor * _noise(eye_CKK, M, generator)
-        # in the prototypes' dtype: a float32 head must see float32 inputs, as it does when deployed
-        up_MC, down_MC = (
-            _class_losses(head, (centre_MCK + sign * zeta_MCK).to(prototype_CK.dtype)) for sign in (1, -1)
-        )
-        value_MC = (up_MC + down_MC) / 2
-        if subtract == "prototype":
-            value_MC = value_MC - point_loss(head, prototype_CK)
-        elif subtract == "centre":
-            value_MC = value_MC - _class_losses(head, centre_MCK.to(prototype_CK.dtype))
-        chunks.append(value_MC)
+            centre_MCK = centre_MCK + floor * normals(M)
+        value_MC = (losses(centre_MCK + zeta_MCK) + losses(centre_MCK - zeta_MCK)) / 2
+        chunks.append(value_MC - losses(centre_MCK) if excess else value_MC)
     value_MC = torch.cat(chunks)
-    return MeanWithError(value_MC.mean(0), value_MC.std(0, correction=1) / math.sqrt(len(value_MC)))
-
-
-def _noise(root_CKK: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` draws of N(0, Σ_i) for each class, drawn where the generator lives."""
-    shape = (count, *root_CKK.shape[:2])
-    xi_MCK = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
-    return torch.einsum("cij,mcj->mci", root_CKK, xi_MCK.to(root_CKK))
+    return MeanWithError(value_MC.mean(0), value_MC.std(0, correction=1) / math.sqrt(pairs))
 
 
 def _class_losses(head: Head, z_MCK: Tensor) -> Tensor:

@@ -19,18 +19,9 @@ from torch import Tensor
 from protoseam.errors import ArgumentError
 
 __all__ = [
-    "LIMITING_HEAD",
-    "SIGMAS",
-    "ToySimulation",
-    "accuracy",
-    "golden_section",
-    "head",
-    "optimal_a",
-    "perturbation_loss",
-    "sampled_loss",
-    "sensitivity",
-    "simulate",
-]
+    "LIMITING_HEAD", "SIGMAS", "ToySimulation", "accuracy", "golden_section", "head", "optimal_a", "perturbation_loss",
+    "sampled_loss", "sensitivity", "simulate",
+]  # fmt: skip
 
 # [0.02, 1] as in the paper; the levels its figures name (.1, .2, .3, .5, .7) are among them
 SIGMAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -122,62 +113,60 @@ class ToySimulation:
 
     Attributes:
         sigmas: noise levels (G).
-        a_hat_GR: fitted a per level and seed.
-        loss_GR: held-out loss.
-        accuracy_identity_GR: accuracy of the identity head.
-        accuracy_matched_GR: accuracy of the fitted head.
-        accuracy_limit_GR: accuracy of the limiting head.
-        line_search_gap_G: largest gap between the line search and the closed form.
+        a_hat_GR: fitted a per level and seed (eq:toy-empirical-minimizer).
+        loss_GR: held-out loss of the fitted head.
+        accuracy_identity_GR: held-out accuracy of the identity head.
+        accuracy_matched_GR: that of the fitted head.
+        accuracy_limit_GR: that of the limiting head.
+        line_search_gap_G: gap between golden-section search and the closed form of â, for the first seed.
     """
 
     sigmas: tuple[float, ...]
-    a_hat_GR: Tensor  # empirical minimiser, eq:toy-empirical-minimizer
-    loss_GR: Tensor  # held-out loss of â
-    accuracy_identity_GR: Tensor  # held out, as are the next two
+    a_hat_GR: Tensor
+    loss_GR: Tensor
+    accuracy_identity_GR: Tensor
     accuracy_matched_GR: Tensor
     accuracy_limit_GR: Tensor
-    line_search_gap_G: Tensor  # |â − golden-section minimiser| of the first seed
+    line_search_gap_G: Tensor
 
     def rows(self) -> list[dict[str, float]]:
         """One row a σ: means (and standard deviations) over seeds beside the closed forms."""
-        table = []
-        for g, sigma in enumerate(self.sigmas):
-            a_R, best = self.a_hat_GR[g], optimal_a(sigma)
-            table.append(
-                {
-                    "sigma": sigma,
-                    "a_hat_mean": float(a_R.mean()),
-                    "a_hat_std": float(a_R.std(correction=1)) if len(a_R) > 1 else math.nan,
-                    "a_star": best,
-                    "slope_mean": float((1 + 2 * a_R).abs().mean()),
-                    "slope": sensitivity(sigma),
-                    "loss": float(self.loss_GR[g].mean()),
-                    "loss_closed_form": sampled_loss(best, sigma),
-                    "accuracy_identity": float(self.accuracy_identity_GR[g].mean()),
-                    "accuracy_matched": float(self.accuracy_matched_GR[g].mean()),
-                    "accuracy_limit": float(self.accuracy_limit_GR[g].mean()),
-                }
-            )
-        return table
+        a_GR, several = self.a_hat_GR, self.a_hat_GR.shape[1] > 1
+        columns = {
+            "sigma": self.sigmas,
+            "a_hat_mean": a_GR.mean(1),
+            "a_hat_std": [a_R.std(correction=1) if several else math.nan for a_R in a_GR],
+            "a_star": self._closed_G(optimal_a),
+            "slope_mean": (1 + 2 * a_GR).abs().mean(1),
+            "slope": self._closed_G(sensitivity),
+            "loss": self.loss_GR.mean(1),
+            "loss_closed_form": self._closed_G(_least_loss),
+            "accuracy_identity": self.accuracy_identity_GR.mean(1),
+            "accuracy_matched": self.accuracy_matched_GR.mean(1),
+            "accuracy_limit": self.accuracy_limit_GR.mean(1),
+        }
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, map(float, row), strict=True)) for row in rows]
 
     def deviation_G(self) -> Tensor:
         """(mean of â − a*)/(standard deviation over seeds). Beyond ±1 the paper's statement fails.
 
         The mean of R seeds has deviation 1/√R of one seed's, so ±1 is √R standard errors: a weak test.
         """
-        star_G = torch.tensor([optimal_a(sigma) for sigma in self.sigmas], dtype=torch.float64)
-        return (self.a_hat_GR.mean(1) - star_G) / self.a_hat_GR.std(1, correction=1)
+        return (self.a_hat_GR.mean(1) - self._closed_G(optimal_a)) / self.a_hat_GR.std(1, correction=1)
 
     def seeds_outside_G(self) -> Tensor:
         """How many single seeds lie more than one seed deviation from a*; about 32 % are expected to."""
-        star_G1 = torch.tensor([[optimal_a(sigma)] for sigma in self.sigmas], dtype=torch.float64)
-        return ((self.a_hat_GR - star_G1).abs() > self.a_hat_GR.std(1, correction=1, keepdim=True)).sum(1)
+        off_GR = (self.a_hat_GR - self._closed_G(optimal_a)[:, None]).abs()
+        return (off_GR > self.a_hat_GR.std(1, correction=1, keepdim=True)).sum(1)
 
     def loss_deviation_G(self) -> Tensor:
         """(mean held-out loss − L_sample(a*)) in standard errors of that mean."""
-        closed_G = torch.tensor([sampled_loss(optimal_a(s), s) for s in self.sigmas], dtype=torch.float64)
         error_G = self.loss_GR.std(1, correction=1) / math.sqrt(self.loss_GR.shape[1])
-        return (self.loss_GR.mean(1) - closed_G) / error_G
+        return (self.loss_GR.mean(1) - self._closed_G(_least_loss)) / error_G
+
+    def _closed_G(self, form: Callable[[float], float]) -> Tensor:
+        return torch.tensor([form(sigma) for sigma in self.sigmas], dtype=torch.float64)
 
 
 def simulate(
@@ -216,22 +205,14 @@ def simulate(
                 gap_G[g] = abs(_line_search(residual_N, cubic_N) - a_hat)
             y_N, z_N = _draw(sigma, samples, generator)  # held out
             fitted_N = head(z_N, a_hat)
-            results_GRV[g, r] = torch.stack(
-                [
-                    torch.tensor(a_hat, dtype=torch.float64),
-                    (fitted_N - y_N).square().mean(),
-                    _share_correct(z_N, y_N),
-                    _share_correct(fitted_N, y_N),
-                    _share_correct(head(z_N, LIMITING_HEAD), y_N),
-                ]
-            )
+            shares = (_share_correct(x_N, y_N) for x_N in (z_N, fitted_N, head(z_N, LIMITING_HEAD)))
+            values = a_hat, float((fitted_N - y_N).square().mean()), *shares
+            results_GRV[g, r] = torch.tensor(values, dtype=torch.float64)
     a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR = results_GRV.unbind(-1)
     return ToySimulation(tuple(sigmas), a_hat_GR, loss_GR, identity_GR, matched_GR, limit_GR, gap_G)
 
 
-def golden_section(
-    function: Callable[[float], float], low: float, high: float, *, width: float = 1e-8
-) -> float:
+def golden_section(function: Callable[[float], float], low: float, high: float) -> float:
     """Minimiser of a unimodal function on [low, high] from values alone.
 
     Values near a minimum differ by rounding once |x − x*| ≈ √ε, so about 10⁻⁸ of the scale is all there is.
@@ -240,11 +221,10 @@ def golden_section(
         function: a function with one minimum.
         low: lower end of the interval.
         high: upper end of the interval.
-        width: width at which the search ends.
     """
     x1, x2 = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     f1, f2 = function(x1), function(x2)
-    while high - low > width:
+    while high - low > 1e-8:
         if f1 <= f2:
             high, x2, f2 = x2, x1, f1
             x1 = high - _GOLDEN * (high - low)
@@ -254,6 +234,10 @@ def golden_section(
             x2 = low + _GOLDEN * (high - low)
             f2 = function(x2)
     return (low + high) / 2
+
+
+def _least_loss(sigma: float) -> float:
+    return sampled_loss(optimal_a(sigma), sigma)
 
 
 def _draw(sigma: float, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -266,8 +250,8 @@ def _line_search(residual_N: Tensor, cubic_N: Tensor) -> float:
     return golden_section(lambda a: float((residual_N + a * cubic_N).square().mean()), -2.0, 1.0)
 
 
-def _share_correct(output_N: Tensor, y_N: Tensor) -> Tensor:
-    return (output_N * y_N > 0).double().mean()
+def _share_correct(output_N: Tensor, y_N: Tensor) -> float:
+    return float((output_N * y_N > 0).double().mean())
 
 
 def _phi(x: float) -> float:

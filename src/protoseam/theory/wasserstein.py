@@ -5,25 +5,11 @@ Legend: N samples, n samples of one class, M points of one assignment, L directi
 P_i is the empirical law of the given samples, μ_i and Σ_i its own mean and covariance, so that
 thm:risk-transfer holds for it with no sampling argument. Only the Gaussian side, or the directions, is random.
 
-* :func:`sliced_w1` estimates from **below**. A projection shortens distances: E_θ|θᵀv| = c_K‖v‖ for θ uniform
-  on the sphere, so under the optimal coupling E_θ W1(θᵀP, θᵀQ) ≤ c_K W1(P, Q). The value reported is the
-  average divided by c_K: at most W1, and equal to it for a translation. In one dimension it is W1.
-* :func:`discrete_w1` estimates from **above**. W1 is convex, so the exact distance between two random samples is
-  in expectation at least the distance of the laws. The excess is of order M^{−1/K}: large in many dimensions.
+:func:`sliced_w1` estimates from **below**, :func:`discrete_w1` from **above** in expectation, and :func:`w1_upper` from
+**above** with a confidence that is proved, for any Gaussian. docs/theory.md compares them.
 
-Both report the same statistic for a class that *is* Gaussian (``null_C``). A value near its null says that the
-samples do not show any non-Gaussianity, not that there is none.
-
-:func:`w1_upper` bounds W1(P_i, Γ) from above for any Γ = N(m, Σ), with a confidence that is proved and not fitted. An
-optimal assignment between the embeddings and M draws of Γ is in expectation at least W1(P_i, Γ), because W1 is convex.
-Two things make the estimate as small as that allows, and one makes it certain:
-
-* a class with few samples repeats each of them r times, so that M = r·n draws represent Γ;
-* a class with many is cut into blocks. W1(P_i, Γ) is at most the average over blocks of W1(P_b, Γ), so every
-  sample is used, once, and nothing but the draws of Γ is random;
-* moving the draws by δ_1…δ_M changes one assignment by at most M⁻¹ Σ‖δ_j‖ ≤ M^{−1/2}‖δ‖. As a function of the
-  standard normals behind them the average of R repeats is therefore (λ_max(Σ)/(M·R))^{1/2}-Lipschitz, and
-  Gaussian concentration bounds the chance to fall t below its expectation by exp(−t²·M·R/(2 λ_max)).
+The first two report the same statistic for a class that *is* Gaussian (``null_C``). A value near its null says that
+the samples do not show any non-Gaussianity, not that there is none.
 """
 
 from __future__ import annotations
@@ -31,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,23 +27,19 @@ from protoseam.theory.bures import psd_sqrt
 
 @dataclass(frozen=True)
 class W1Estimate:
-    """An estimate of W1 for each class, all float64 ``(C,)``; see the module for what ``side`` promises.
+    """An estimate of W1 for each class, all float64 ``(C,)``.
 
     Attributes:
-        side: which side of W1 the value is on.
         value_C: the estimate.
-        error_C: its Monte-Carlo error.
-        null_C: the same statistic for Gaussian classes.
-        null_error_C: its error.
-        peak_C: the largest single value.
+        error_C: its Monte-Carlo standard error, over directions or subsamples.
+        null_C: the same statistic on as many samples of N(μ_i, Σ_i).
+        null_error_C: standard deviation of that statistic from one sample to the next.
     """
 
-    side: Literal["lower", "upper"]
     value_C: Tensor
-    error_C: Tensor  # Monte-Carlo standard error of value_C (directions, or subsamples)
-    null_C: Tensor  # the same statistic on as many samples of N(μ_i, Σ_i)
-    null_error_C: Tensor  # standard deviation of that statistic from one sample to the next
-    peak_C: Tensor  # largest W1 over the directions drawn (certainly ≤ W1), or over the repeats
+    error_C: Tensor
+    null_C: Tensor
+    null_error_C: Tensor
 
     @property
     def debiased_C(self) -> Tensor:
@@ -112,7 +93,8 @@ def sliced_w1(
 ) -> W1Estimate:
     """Δ_i from below: exact one-dimensional W1 along random directions, averaged and divided by c_K.
 
-    The Gaussian side is never sampled. ``error_C`` is the standard error over directions.
+    E_θ|θᵀv| = c_K‖v‖, so under the optimal coupling E_θ W1(θᵀP, θᵀQ) ≤ c_K W1(P, Q), with = for a translation. The
+    Gaussian side is never sampled. ``error_C`` is the standard error over directions.
 
     Args:
         z_NK: embeddings.
@@ -123,20 +105,15 @@ def sliced_w1(
         null_repeats: Gaussian samples that the null is measured on.
     """
     K = z_NK.shape[1]
-    theta_KL = _randn((K, directions), z_NK, generator)
+    theta_KL = _randn((K, directions), z_NK.double(), generator)
     theta_KL = theta_KL / theta_KL.norm(dim=0)
     c = projection_constant(K)
-    columns: list[list[Tensor]] = []
+    found = []
     for z_nK in _classes(z_NK, y_N, num_classes):
         along_L = _projected_w1(z_nK, theta_KL)
-        nulls = [
-            _projected_w1(_gaussian_like(z_nK, len(z_nK), generator), theta_KL).mean() / c
-            for _ in range(null_repeats)
-        ]
-        columns.append(
-            [along_L.mean() / c, _standard_error(along_L) / c, *_summary(nulls, along_L), along_L.max()]
-        )
-    return W1Estimate("lower", *(torch.stack(column) for column in zip(*columns, strict=True)))
+        gaussians = (_gaussian_like(z_nK, len(z_nK), generator) for _ in range(null_repeats))
+        found.append((along_L, [_projected_w1(x_nK, theta_KL).mean() / c for x_nK in gaussians]))
+    return _estimate(found, c)
 
 
 def discrete_w1(
@@ -150,7 +127,8 @@ def discrete_w1(
 ) -> W1Estimate:
     """Δ_i from above, in expectation: optimal assignment between M embeddings and M draws of N(μ_i, Σ_i).
 
-    The null is the distance between two Gaussian samples of that size. Costs O(M³) a class and repeat.
+    W1 is convex, so the distance of two samples is in expectation at least that of the laws. The excess is of order
+    M^{−1/K}. The null is the distance between two Gaussian samples of that size. Costs O(M³) a class and repeat.
 
     Args:
         z_NK: embeddings.
@@ -160,20 +138,30 @@ def discrete_w1(
         points: points per assignment.
         repeats: repetitions, over which the error is measured.
     """
-    columns: list[list[Tensor]] = []
+    found = []
     for z_nK in _classes(z_NK, y_N, num_classes):
-        M = min(points, len(z_nK))
-        values, nulls = [], []
+        M, values, nulls = min(points, len(z_nK)), [], []
         for _ in range(repeats):
-            pick_M = torch.randperm(len(z_nK), generator=generator, device=generator.device)[:M].to(
-                z_nK.device
-            )
+            pick_M = torch.randperm(len(z_nK), generator=generator, device=generator.device)[:M]
             gauss_MK, other_MK = (_gaussian_like(z_nK, M, generator) for _ in range(2))
-            values.append(assignment_w1(z_nK[pick_M], gauss_MK))
+            values.append(assignment_w1(z_nK[pick_M.to(z_nK.device)], gauss_MK))
             nulls.append(assignment_w1(other_MK, gauss_MK))  # the same draws: most of the noise is shared
-        value_R = torch.stack(values)
-        columns.append([value_R.mean(), _standard_error(value_R), *_summary(nulls, value_R), value_R.max()])
-    return W1Estimate("upper", *(torch.stack(column) for column in zip(*columns, strict=True)))
+        found.append((torch.stack(values), nulls))
+    return _estimate(found)
+
+
+def _estimate(found: list[tuple[Tensor, list[Tensor]]], shrinks: float = 1.0) -> W1Estimate:
+    """From each class's single values, and the statistic of its Gaussian samples."""
+    columns = []
+    for value_R, nulls in found:
+        null_R = torch.stack(nulls) if nulls else value_R.new_full((1,), math.nan)
+        error = _deviation(value_R) / math.sqrt(len(value_R))
+        columns.append([value_R.mean() / shrinks, error / shrinks, null_R.mean(), _deviation(null_R)])
+    return W1Estimate(*(torch.stack(column) for column in zip(*columns, strict=True)))
+
+
+def _deviation(x: Tensor) -> Tensor:
+    return x.std(correction=1) if len(x) > 1 else x.new_tensor(math.nan)
 
 
 def _projected_w1(z_nK: Tensor, theta_KL: Tensor) -> Tensor:
@@ -222,9 +210,7 @@ def _classes(z_NK: Tensor, y_N: Tensor, num_classes: int) -> Iterator[Tensor]:
 
 def _randn(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     """Drawn where the generator lives, used where the embeddings live."""
-    return torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator).to(
-        like.device
-    )
+    return torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator).to(like)
 
 
 def _density_at_quantile(u: Tensor) -> Tensor:
@@ -232,29 +218,19 @@ def _density_at_quantile(u: Tensor) -> Tensor:
     return torch.exp(-torch.special.ndtri(u).square() / 2) / math.sqrt(2 * math.pi)
 
 
-def _standard_error(x: Tensor) -> Tensor:
-    return x.std(correction=1) / math.sqrt(len(x)) if len(x) > 1 else x.new_tensor(math.nan)
-
-
-def _summary(values: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation; NaN where there is nothing to average."""
-    x = torch.stack(values) if values else like.new_full((1,), math.nan)
-    return x.mean(), x.std(correction=1) if len(x) > 1 else x.new_tensor(math.nan)
-
-
 @dataclass(frozen=True)
 class W1Upper:
     """An upper bound of W1 for each class, float64 ``(C,)``; :attr:`upper_C` is the one to use.
 
     Attributes:
-        value_C: the average assignment cost.
-        margin_C: what concentration adds.
-        cap_C: the bound of the independent coupling, which is certain.
+        value_C: the average assignment cost, at least W1 in expectation.
+        margin_C: what makes it so with the confidence asked for, in all classes at once.
+        cap_C: (E‖z − m‖² + tr Σ)^{1/2}, from the independent coupling: certain, and often not far off.
     """
 
-    value_C: Tensor  # mean over the repeats: at least W1 in expectation
-    margin_C: Tensor  # what makes it so with the confidence asked for, in all classes at once
-    cap_C: Tensor  # (E‖z − m‖² + tr Σ)^{1/2}, from the independent coupling: certain, and often not far off
+    value_C: Tensor
+    margin_C: Tensor
+    cap_C: Tensor
 
     @property
     def upper_C(self) -> Tensor:
@@ -277,6 +253,15 @@ def w1_upper(
 
     With the classes' own moments this is Δ_i; with prototype and Σ̃_i it is the W1(P_i, Q_i) of
     eq:risk-transfer itself. ``confidence`` is that of all C statements together. Costs O(points³) a block.
+
+    An optimal assignment between the embeddings and M draws is in expectation at least W1, because W1 is convex.
+
+    * A class with few samples repeats each of them r times, so that M = r·n draws represent the Gaussian.
+    * A class with many is cut into blocks. W1 is at most the average of the blocks' W1, so every sample is used, once,
+      and nothing but the draws is random.
+    * Moving the draws by δ_1…δ_M changes one assignment by at most M⁻¹ Σ‖δ_j‖ ≤ M^{−1/2}‖δ‖. As a function of the
+      standard normals behind them the average of R repeats is therefore (λ_max(Σ)/(M·R))^{1/2}-Lipschitz, and
+      Gaussian concentration bounds the chance to fall t below its expectation by exp(−t²·M·R/(2 λ_max)).
 
     Args:
         z_NK: embeddings.
@@ -304,14 +289,14 @@ def w1_upper(
     root_CKK = psd_sqrt(covariance_CKK)
     top_C = torch.linalg.eigvalsh(covariance_CKK)[:, -1].clamp_min(0)  # λ_max
     log_term = 2 * math.log(C / (1 - confidence))
-    values, margins, caps = [], [], []
+    columns = []
     for z_nK, m_K, root_KK, top in zip(rows, mean_CK, root_CKK, top_C, strict=True):
         copies = max(1, points // len(z_nK))
         repeated = [_blockwise_w1(z_nK, m_K, root_KK, points, copies, generator) for _ in range(repeats)]
-        values.append(torch.stack(repeated).mean())
-        margins.append((log_term * top / (copies * len(z_nK) * repeats)).sqrt())
-        caps.append(((z_nK - m_K).square().sum(1).mean() + root_KK.square().sum()).sqrt())
-    return W1Upper(torch.stack(values), torch.stack(margins), torch.stack(caps))
+        margin = (log_term * top / (copies * len(z_nK) * repeats)).sqrt()
+        cap = ((z_nK - m_K).square().sum(1).mean() + root_KK.square().sum()).sqrt()
+        columns.append([torch.stack(repeated).mean(), margin, cap])
+    return W1Upper(*(torch.stack(column) for column in zip(*columns, strict=True)))
 
 
 def _blockwise_w1(
@@ -323,6 +308,6 @@ def _blockwise_w1(
     total = z_nK.new_zeros(())
     for block in order_n.tensor_split(-(-n // points)):
         a_MK = z_nK[block].repeat_interleave(copies, 0)
-        xi_MK = torch.randn(a_MK.shape, dtype=a_MK.dtype, generator=generator, device=generator.device)
-        total = total + assignment_w1(a_MK, mean_K + xi_MK.cpu() @ root_KK) * len(block)
+        draws_MK = mean_K + _randn(a_MK.shape, a_MK, generator) @ root_KK
+        total = total + assignment_w1(a_MK, draws_MK) * len(block)
     return total / n

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_seams import SMALL, Seam, seam
+from made_up_seams import SMALL, Seam, linear_head, seam
 from theory_oracles import PROPERTY, bures_trace, gauss_expectation, hessian_loops, losses, rng
 from torch import Tensor, nn
 
 from protoseam import theory
 from protoseam.core.covariance import class_moments
-from protoseam.lab.audit import FULL, QUICK, linear_head
+from protoseam.lab.audit import FULL, QUICK
 
 seeds = st.integers(0, 10**6)
 

@@ -17,9 +17,10 @@ from torch.nn.functional import cross_entropy
 
 from protoseam.core.sampling import sample
 from protoseam.errors import ArgumentError
+from protoseam.theory.bures import trace
 from protoseam.theory.lipschitz import class_lipschitz, head_lipschitz
 from protoseam.theory.smoothing import (
-    curvature_spread,
+    floor_regularization,
     loss_hessian,
     remainder_bound,
     remainder_bound_fourth_order,
@@ -31,11 +32,11 @@ _BLOCK_ROWS = 2**16  # embeddings pushed through the head at once
 
 @dataclass(frozen=True)
 class AuditedHead:
-    """A head on float64 embeddings and its Lipschitz constants; made by the functions below."""
+    """A head on float64 embeddings and its Lipschitz constants; :func:`audited_head` makes it."""
 
     logits: Callable[[Tensor], Tensor]
     lipschitz: float  # one G for all classes: √2‖W2‖₂ for a Linear head
-    lipschitz_C: Tensor  # the smallest G_i known; () or (C,)
+    lipschitz_C: Tensor  # the smallest G_i known
     weight_CK: Tensor | None = None  # of a Linear head
     bias_C: Tensor | None = None
 
@@ -73,25 +74,25 @@ class AuditedHead:
 
     def second_order(
         self, prototype_CK: Tensor, covariance_PKK: Tensor, index_P: Tensor, floor: float, *, details: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """½ tr(Σ̃_i ∇²ℓ_i(s_i)), the floor's part of it, and how far the measured gap may be away."""
-        unknown_P = torch.full((len(index_P),), math.nan, dtype=torch.float64)
+    ) -> dict[str, Tensor]:
+        """½ tr(Σ̃_i ∇²ℓ_i(s_i)), the floor's part of it, and how far the measured gap may be away, as far as known."""
         if self.weight_CK is not None:
-            s_PK = prototype_CK[index_P]
-            penalty_P = second_order_penalty(self.weight_CK, self.bias_C, s_PK, covariance_PKK)
-            if not details:
-                return penalty_P, unknown_P, unknown_P
-            spread_P = curvature_spread(self.weight_CK, self.bias_C, s_PK)
-            remainder_P = torch.minimum(
-                remainder_bound(self.weight_CK, covariance_PKK, sharp=True),
-                remainder_bound_fourth_order(self.weight_CK, covariance_PKK),
-            )
-            return penalty_P, floor**2 / 2 * spread_P, remainder_P
+            linear = self.weight_CK, self.bias_C, prototype_CK[index_P]
+            found = {"curvature_P": second_order_penalty(*linear, covariance_PKK)}
+            if details:
+                found["floor_curvature_P"] = floor_regularization(*linear, floor)
+                found["remainder_P"] = torch.minimum(
+                    remainder_bound(self.weight_CK, covariance_PKK, sharp=True),
+                    remainder_bound_fourth_order(self.weight_CK, covariance_PKK),
+                )
+            return found
         if not details:
-            return unknown_P, unknown_P, unknown_P
+            return {}
         hessian_PKK = loss_hessian(self.logits, prototype_CK)[index_P]
-        spread_P = hessian_PKK.diagonal(dim1=-2, dim2=-1).sum(-1)
-        return (covariance_PKK * hessian_PKK).sum((-2, -1)) / 2, floor**2 / 2 * spread_P, unknown_P
+        return {
+            "curvature_P": (covariance_PKK * hessian_PKK).sum((-2, -1)) / 2,
+            "floor_curvature_P": floor**2 / 2 * trace(hessian_PKK),
+        }
 
     @staticmethod
     def _losses(logits: Tensor, label: Tensor) -> Tensor:
@@ -104,61 +105,18 @@ class AuditedHead:
         return loss
 
 
-def linear_head(weight_CK: Tensor, bias_C: Tensor | None) -> AuditedHead:
-    """The head z ↦ W2 z + b."""
-    C, K = weight_CK.shape
-    linear = nn.utils.skip_init(nn.Linear, K, C, bias=bias_C is not None)
-    linear.weight = nn.Parameter(weight_CK, requires_grad=False)
-    if bias_C is not None:
-        linear.bias = nn.Parameter(bias_C, requires_grad=False)
-    return _linear(linear)
-
-
-def _linear(head: nn.Linear) -> AuditedHead:
-    weight_CK = head.weight.detach().double().cpu()
-    bias_C = weight_CK.new_zeros(len(weight_CK)) if head.bias is None else head.bias.detach().double().cpu()
-    return AuditedHead(
-        logits=lambda z: torch.addmm(bias_C.to(z), z, weight_CK.to(z).T),
-        lipschitz=head_lipschitz(head),
-        lipschitz_C=class_lipschitz(head).cpu(),
-        weight_CK=weight_CK,
-        bias_C=bias_C,
-    )
-
-
-def audited_head(
-    head: nn.Module | Callable[[Tensor], Tensor], *, lipschitz: float | Tensor | None = None
-) -> AuditedHead:
-    """A head of any kind. ``lipschitz``: your own G (or one a class), needed where none can be derived.
-
-    A module is copied, in float64 and eval mode; a function gets float64 embeddings.
-    """
-    if isinstance(head, nn.Linear) and lipschitz is None:
-        return _linear(head)
-    if not isinstance(head, nn.Module) and lipschitz is None:
-        raise ArgumentError(
-            "audited_head: a plain function has no known Lipschitz constant; pass lipschitz=G with "
-            "|ℓ_i(z) − ℓ_i(z')| ≤ G‖z − z'‖, or the head as an nn.Module"
+def audited_head(head: nn.Module) -> AuditedHead:
+    """A copy of a head that has a Lipschitz constant, in float64 and eval mode."""
+    module = copy.deepcopy(head).double().eval().requires_grad_(False)
+    constants = head_lipschitz(module), class_lipschitz(module).cpu()
+    if isinstance(module, nn.Linear):
+        weight_CK = module.weight.cpu()
+        bias_C = weight_CK.new_zeros(len(weight_CK)) if module.bias is None else module.bias.cpu()
+        return AuditedHead(
+            lambda z: torch.addmm(bias_C.to(z), z, weight_CK.to(z).T), *constants, weight_CK, bias_C
         )
-    logits = head
-    if isinstance(head, nn.Module):
-        module = copy.deepcopy(head).double().eval().requires_grad_(False)
-        home = next((p.device for p in module.parameters()), torch.device("cpu"))
-
-        def logits(z: Tensor) -> Tensor:
-            out: Tensor = module(z.to(home)).to(z.device)
-            return out
-
-    if lipschitz is None:
-        return AuditedHead(logits, head_lipschitz(module), class_lipschitz(module).cpu())
-    constant_C = torch.as_tensor(lipschitz, dtype=torch.float64).cpu()
-    return AuditedHead(logits, float(constant_C.max()), constant_C)
-
-
-def sampling_covariance(factors: Tensor, num_classes: int, dim: int) -> Tensor:
-    """Σ̃ as ``(C, K, K)`` from factors of any shape (see :mod:`protoseam.core.sampling`), float64."""
-    root_CKK = full_factors(factors, num_classes, dim)
-    return root_CKK @ root_CKK.mT
+    home = next((p.device for p in module.parameters()), torch.device("cpu"))
+    return AuditedHead(lambda z: module(z.to(home)).to(z.device), *constants)
 
 
 def full_factors(factors: Tensor, num_classes: int, dim: int) -> Tensor:

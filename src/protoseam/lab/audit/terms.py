@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ from protoseam.theory.bures import bures
 CONFIDENCE = 0.999  # of every Δ_i from above together, and of each verdict's slack
 _STANDARD_ERRORS = 4.0  # for the second-order form, a matter of description
 _ROUNDING = 1e-9
+
+
+class ClassMoments(NamedTuple):
+    """What :func:`protoseam.core.class_moments` returns, full structure."""
+
+    count_C: Tensor
+    mean_CK: Tensor
+    covariance_CKK: Tensor
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,6 @@ def totals(
     classes: SeamClasses, weight_P: Tensor, weighting: str, lipschitz: float, floor: float, dim: int
 ) -> Totals:
     """All bounds for the class weights ``weight_P`` (which sum to 1)."""
-
     G_P = classes.lipschitz_P
     measured = classes.risk_P, classes.accuracy_P, classes.sampled_loss_P, classes.mean_square_P
     risk, accuracy, sampled, square, transport, coupling = _means(
@@ -196,22 +204,15 @@ def totals(
         bounds.append(bound("decomposition, paper", "eq:mismatch-decomposition", shares))
     for label, sharp, G in families:
         common = rms, floor, classes.estimation_error_P, dim
+        options: dict[str, Any] = {"sharp": sharp, "class_weights": weight_P}
         found = {
-            "controlled": controlled_bound(
-                G, classes.non_gaussianity_P, *common, sharp=sharp, class_weights=weight_P
-            ),
-            "controlled-full": controlled_bound_full(G, *common, sharp=sharp, class_weights=weight_P),
+            "controlled": controlled_bound(G, classes.non_gaussianity_P, *common, **options),
+            "controlled-full": controlled_bound_full(G, *common, **options),
         }
-        for name, c in found.items():
-            terms = {
-                "non_gaussianity": G * c.non_gaussianity,
-                "consensus": G * c.consensus,
-                "floor_bias": G * c.floor_bias,
-                "estimation": G * c.estimation,
-            }
-            bounds.append(
-                bound(f"{name}, {label}", f"eq:{name.replace('controlled', 'controlled-bound')}", terms)
-            )
+        for name, parts in found.items():
+            terms = {term: G * value for term, value in vars(parts).items() if term != "lipschitz"}
+            source = f"eq:{name.replace('controlled', 'controlled-bound')}"
+            bounds.append(bound(f"{name}, {label}", source, terms))
     return Totals(weighting, risk, accuracy, sampled, error, rms, tuple(bounds))
 
 
@@ -230,42 +231,30 @@ def smoothing(classes: SeamClasses, weight_P: Tensor) -> Smoothing:
     """The measured smoothing beside its second-order form (prop:smoothing)."""
     gap_P = classes.jensen_gap_P
     allowed_P = classes.remainder_P + _STANDARD_ERRORS * classes.sampled_error_P + _ROUNDING
-    point, gap, curvature, floor_curvature, remainder = _means(
-        weight_P,
-        classes.point_loss_P,
-        gap_P,
-        classes.curvature_P,
-        classes.floor_curvature_P,
-        classes.remainder_P,
-    )
-    known = not math.isnan(remainder)
-    return Smoothing(
-        point_loss=point,
-        gap=gap,
-        gap_error=float((weight_P * classes.sampled_error_P).norm()),
-        curvature=curvature,
-        floor_curvature=floor_curvature,
-        remainder=remainder,
-        holds=bool(((gap_P - classes.curvature_P).abs() <= allowed_P).all()) if known else None,
-    )
+    within = bool(((gap_P - classes.curvature_P).abs() <= allowed_P).all())
+    columns = {
+        "point_loss": classes.point_loss_P,
+        "gap": gap_P,
+        "curvature": classes.curvature_P,
+        "floor_curvature": classes.floor_curvature_P,
+        "remainder": classes.remainder_P,
+    }
+    means = dict(zip(columns, _means(weight_P, *columns.values()), strict=True))
+    error = float((weight_P * classes.sampled_error_P).norm())
+    return Smoothing(**means, gap_error=error, holds=None if math.isnan(means["remainder"]) else within)
 
 
 def training_side(
-    training_mean_PK: Tensor,
-    training_covariance_PKK: Tensor,
-    mean_PK: Tensor,
-    covariance_PKK: Tensor,
-    prototype_PK: Tensor,
-    sampling_PKK: Tensor,
-    floor: float,
+    training: ClassMoments, held_out: ClassMoments, prototype_PK: Tensor, sampling_PKK: Tensor, floor: float
 ) -> TrainingSide:
     """How far held-out moments, prototypes and Σ̃ are from the training data's moments."""
-    eye_KK = torch.eye(mean_PK.shape[1], dtype=torch.float64)
+    _, mean_PK, covariance_PKK = training
+    floor_KK = floor**2 * torch.eye(mean_PK.shape[1], dtype=torch.float64)
     return TrainingSide(
-        mean_mismatch_P=(training_mean_PK - prototype_PK).norm(dim=1),
-        mean_shift_P=(mean_PK - training_mean_PK).norm(dim=1),
-        covariance_shift_P=bures(covariance_PKK, training_covariance_PKK),
-        sampling_shift_P=bures(training_covariance_PKK + floor**2 * eye_KK, sampling_PKK),
+        mean_mismatch_P=(mean_PK - prototype_PK).norm(dim=1),
+        mean_shift_P=(held_out.mean_CK - mean_PK).norm(dim=1),
+        covariance_shift_P=bures(held_out.covariance_CKK, covariance_PKK),
+        sampling_shift_P=bures(covariance_PKK + floor_KK, sampling_PKK),
     )
 
 
@@ -275,19 +264,13 @@ class Spectrum:
 
     eigenvalue_K: Tensor
     trace: float  # mean of tr Σ_i
-    effective_rank: (
-        float  # mean of exp(entropy of λ/tr Σ_i): K when isotropic, 1 when one direction has it all
-    )
+    effective_rank: float  # mean of exp(entropy of λ/tr Σ_i): K if isotropic, 1 if one direction has it all
     condition_median: float  # of λ_max/λ_min; infinite for a class with n ≤ K samples and no floor
     condition_max: float
 
 
 def covariance_spectrum(covariance_CKK: Tensor) -> Spectrum:
     """Spectrum of a stack of covariances, each class with the same weight; float64."""
-    if covariance_CKK.ndim != 3 or covariance_CKK.shape[-1] != covariance_CKK.shape[-2]:
-        raise ArgumentError(
-            f"covariance_spectrum needs one square matrix a class, (C, K, K); got {tuple(covariance_CKK.shape)}"
-        )
     value_CK = torch.linalg.eigvalsh(covariance_CKK.detach().double()).clamp_min(0).flip(-1)
     trace_C = value_CK.sum(-1)
     share_CK = value_CK / torch.where(trace_C > 0, trace_C, 1.0)[:, None]
