@@ -15,7 +15,7 @@ from typing import Any
 
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.aggregate import Band, Cell, Point, Runs, published_curve
-from protoseam.lab.experiments.plans import Scope, grid_name, grid_points
+from protoseam.lab.experiments.plans import Scope, grid_names
 from protoseam.lab.experiments.recipes import TITLES, network
 
 MISSING = "missing"
@@ -168,10 +168,10 @@ def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
 
 def grid_table(runs: Runs, scope: Scope) -> Table:
     """Unlifted's own search by validation accuracy, best first, beside the variants as the paper has them."""
-    rows = []
-    for rate, decay in grid_points(scope):
-        run = runs.get(grid_name(scope, rate, decay))
-        rows.append([f"{rate:g}", f"{decay:g}", _shown(_validation(run))])
+    rows = [
+        [f"{rate:g}", f"{decay:g}", _shown(_validation(runs.get(name)))]
+        for (rate, decay), name in grid_names(scope).items()
+    ]
     rows.sort(key=lambda row: row[2] if row[2] != MISSING else "", reverse=True)
     seed = scope.seeds[0]
     beside = {
