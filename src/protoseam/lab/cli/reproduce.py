@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
-    from protoseam.lab.experiments.covariances import adopt
+    from protoseam.lab.experiments.aggregate import adopt
     from protoseam.lab.experiments.study import read_study
 
     at_least_one("epochs", args.epochs)

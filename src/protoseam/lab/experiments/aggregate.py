@@ -12,12 +12,15 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from protoseam.lab.engine.config import BESIDE, ConfigError, RunConfig, unlike
+from protoseam.lab.engine.files import read_json
+from protoseam.lab.engine.schemas import SUMMARY, check
 from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.experiments import paper
-from protoseam.lab.experiments.plans import Scope, sweep_name
+from protoseam.lab.experiments.plans import Scope, covariance, sweep_name
 from protoseam.lab.experiments.recipes import network
 from protoseam.lab.experiments.study import Planned
 
@@ -52,6 +55,26 @@ def refused(config: RunConfig, row: dict[str, Any]) -> str:
 def counted(plan: Sequence[Planned], runs: Runs) -> Runs:
     """Return the plan's runs that are there and count."""
     return {name: runs[name] for name, config in plan if name in runs and not refused(config, runs[name])}
+
+
+def adopt(runs: Runs, scope: Scope, results: Path) -> Runs:
+    """Return the runs, and for each covariance run they lack the directory in ``results/covariance`` that is it.
+
+    A directory counts by its settings; its name does not matter.
+    """
+    others = other_covariances(results)
+    found = dict(runs)
+    for name, config in covariance(scope):
+        for other in others if name not in runs else []:
+            if not refused(config, other):
+                found[name] = {**other, "metrics": []}
+    return found
+
+
+def other_covariances(results: Path | None) -> list[dict[str, Any]]:
+    """Return the summaries of ``results/covariance/*``: runs outside the study that may have other estimates."""
+    files = sorted((results / "covariance").glob("*/summary.json")) if results else []
+    return [check(file, read_json(file), SUMMARY) for file in files]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -11,10 +11,21 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from protoseam.lab.engine.files import read_json
 from protoseam.lab.experiments import paper
-from protoseam.lab.experiments.aggregate import Band, Cell, Point, Runs, published_curve
+from protoseam.lab.experiments.aggregate import (
+    Band,
+    Cell,
+    Point,
+    Runs,
+    other_covariances,
+    published_curve,
+    refused,
+)
 from protoseam.lab.experiments.plans import Scope, grid_names
 from protoseam.lab.experiments.recipes import TITLES, network
 
@@ -42,14 +53,17 @@ def _table(caption: str, header: tuple[str, ...], rows: list[list[str]], scope: 
     )
 
 
+def _seeds(scope: Scope) -> list[str]:
+    return [f"seed {seed}" for seed in scope.seeds]
+
+
 def _names(cell: Cell | Band) -> list[str]:
     variants = " − ".join(TITLES[variant] for variant in cell.variant.split(" − "))
     return [TITLES[cell.data], TITLES[cell.model], variants]
 
 
 def table_1(table: Sequence[Cell], scope: Scope) -> Table:
-    seeds = [f"seed {seed}" for seed in scope.seeds]
-    header = ("data", "network", "variant", *seeds, "mean", "spread", "paper", "to paper")
+    header = ("data", "network", "variant", *_seeds(scope), "mean", "spread", "paper", "to paper")
     rows = []
     for cell in table:
         by_seed = [_shown(cell.by_seed.get(seed)) for seed in scope.seeds]
@@ -64,8 +78,7 @@ def table_1(table: Sequence[Cell], scope: Scope) -> Table:
 
 
 def paired(found: Sequence[Cell], scope: Scope) -> Table:
-    seeds = [f"seed {seed}" for seed in scope.seeds]
-    header = ("data", "network", "difference", *seeds, "mean", "95 % interval", "paper")
+    header = ("data", "network", "difference", *_seeds(scope), "mean", "95 % interval", "paper")
     rows = []
     for cell in found:
         by_seed = [_signed(cell.by_seed.get(seed), MISSING) for seed in scope.seeds]
@@ -147,9 +160,8 @@ def _values(values: Any) -> str:
 
 def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
     name = {"rho_max": "ρmax", "dim": "k"}[setting]
-    seeds = [f"seed {seed}" for seed in scope.seeds]
     three = ("mean", "lowest", "highest")
-    header = (name, *seeds, *three, *(f"paper {word}" for word in three), "to paper")
+    header = (name, *_seeds(scope), *three, *(f"paper {word}" for word in three), "to paper")
     rows = []
     for point in points:
         by_seed = [_shown(point.by_seed.get(seed)) for seed in scope.seeds]
@@ -204,6 +216,50 @@ def cost_line(runs: Runs) -> str:
     return (
         f"Cost: {len(trained)} runs, {seconds / 3600:.1f} hours of training{where}{shared}; energy {energy}."
     )
+
+
+# The setting lift.covariance, lift.structure → how a reader knows it.
+_ESTIMATES = {
+    ("exact", "full"): "exact: one pass after each epoch",
+    ("running", "full"): "running: from the training batches",
+    ("running", "diagonal"): "running, diagonal",
+    ("isotropic", "full"): "isotropic: ρ⁻¹, nothing is estimated",
+}
+
+
+def covariance_table(runs: Runs, scope: Scope, results: Path | None) -> Table:
+    """Return ProtoSeam's accuracy by network and estimate, in %, and the time of an epoch against Unlifted's.
+
+    Args:
+        runs: the study's runs, by name.
+        scope: names the data and the network; the paper's scope adds ResNet-8.
+        results: the folder that may hold ``covariance/*/summary.json`` and ``bench/engine-h200.json``. A run that
+            differs from a recipe in more than the estimate is left out.
+    """
+    bench = results / "bench" / "engine-h200.json" if results else None
+    measured = read_json(bench)["epochs"] if bench and bench.exists() else {}
+    pairs = tuple(dict.fromkeys(([] if scope.note else ["cifar100-resnet8"]) + [scope.sweep]))  # DATA-MODEL
+    everything = [run for name, run in runs.items() if name.startswith(("covariance-", *pairs))]
+    everything += other_covariances(results)
+    rows = []
+    for pair, ((estimate, structure), words) in itertools.product(pairs, _ESTIMATES.items()):
+        model = pair.partition("-")[2]
+        changed: dict[str, Any] = {"lift.covariance": estimate, "lift.structure": structure}
+        by_seed: dict[int, float] = {}
+        for seed in scope.seeds:
+            planned = scope.config(f"{pair}-protoseam", seed, **changed)
+            if same := [run for run in everything if not refused(planned, run)]:
+                by_seed[seed] = 100 * same[0]["test_accuracy"]
+        if by_seed:
+            overhead = measured.get(model, {}).get("overhead", {}) if structure == "full" else {}
+            cost = f"{100 * overhead[estimate]:+.1f} %" if estimate in overhead else "not measured"
+            accuracies = [_shown(by_seed.get(seed)) for seed in scope.seeds]
+            rows.append([TITLES[model], words, *accuracies, _shown(fmean(by_seed.values())), cost])
+    caption = (
+        f"Test accuracy in % of ProtoSeam on {TITLES[scope.sweep.partition('-')[0]]} by covariance estimate."
+    )
+    header = ("network", "covariance", *_seeds(scope), "mean", "epoch against Unlifted")
+    return Table(caption, header, rows, scope.note)
 
 
 def toy_table(rows: Sequence[dict[str, float]], note: str = "") -> Table:
