@@ -34,10 +34,8 @@ MAX_PIXELS = 4096 * 4096
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-TRAIN_FOLDERS = (
-    "train",
-    "training",
-)  # in any case; of the test folders the first that exists is the test set
+# in any case; of the test folders the first that exists is the test set
+TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
 
@@ -136,7 +134,9 @@ def decode_all(
             if (h, w) != (height, width)
         ]
     if problems or images is None:
-        raise _report(where, problems, hint)
+        lines = "".join(f"\n  - {name} {problem}" for name, problem in problems[:_SHOWN])
+        more = f"\n  … and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}{hint}")
     return np.ascontiguousarray(images[..., :1]) if all_grey else images
 
 
@@ -327,12 +327,6 @@ def _allocate(where: str, count: int, shape: tuple[int, ...]) -> NDArray[np.uint
         raise DataError(
             f"{where}: {count:,} images of {shape} need {needed:.1f} GiB of memory, more than there is: shrink them"
         ) from error
-
-
-def _report(where: str, problems: list[tuple[str, str]], hint: str = "") -> DataError:
-    lines = "".join(f"\n  - {name} {problem}" for name, problem in problems[:_SHOWN])
-    more = f"\n  … and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}{hint}")
 
 
 def _pillow() -> ModuleType:

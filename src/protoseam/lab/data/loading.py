@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +21,13 @@ from protoseam.lab.data.download import download as download_file
 from protoseam.lab.data.download import progress
 from protoseam.lab.data.split import stratified_split
 
-Reader = Callable[[Tree, str, tuple[str, ...]], ArrayDataset]
-
-READERS: dict[str, Reader] = {
+READERS: dict[str, readers.Reader] = {
     "idx": readers.read_idx,
     "cifar10-python": readers.read_cifar10_python,
     "cifar10-binary": readers.read_cifar10_binary,
     "cifar100-python": readers.read_cifar100_python,
     "cifar100-binary": readers.read_cifar100_binary,
     "tinyimagenet": images.read_tiny_imagenet,
-    "images": lambda tree, name, classes: images.read_image_folder(tree, name),
 }
 
 
@@ -53,7 +50,7 @@ def load(
         DataError: if the data is missing, damaged, unsafe or not fit to train on.
     """
     root = _root(root)
-    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    entry = _entry(name_or_path)
     if entry is not None:
         dataset = _load_named(entry, root, download)
         _warn_if_not_whole(entry, dataset)
@@ -179,14 +176,10 @@ def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDa
         return arrays.read_array_folder(path, name)
     tree = archives.open_tree(path)
     kind = format_of(tree)
-    if kind == "images":  # resized as they are decoded: only then may their sizes differ
-        return cache.cached(
-            root,
-            name,
-            stamp_of(tree, kind, image_size),
-            lambda: images.read_image_folder(tree, name, image_size=image_size),
-        )
-    return cache.cached(root, name, stamp_of(tree, kind), lambda: READERS[kind](tree, name, ()))
+    read = READERS.get(kind)
+    if read is None:  # resized as they are decoded: only then may their sizes differ
+        read = functools.partial(images.read_image_folder, image_size=image_size)
+    return cache.cached(root, name, stamp_of(tree, kind, image_size), lambda: read(tree, name))
 
 
 def stamp_of(tree: Tree, kind: str, image_size: int | None = None) -> cache.Stamp:
@@ -245,7 +238,11 @@ def _missing(entry: Entry, root: Path) -> str:
 
 def is_catalogued(given: str) -> bool:
     """Return whether this names a data set of the catalogue; anything else is the user's own data."""
-    return not looks_like_path(given) and catalog.find(given) is not None
+    return _entry(given) is not None
+
+
+def _entry(given: str) -> Entry | None:
+    return None if looks_like_path(given) else catalog.find(given)
 
 
 def looks_like_path(given: str) -> bool:
@@ -289,7 +286,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
     """
     root = _root(root)
     path = Path(name_or_path).expanduser()
-    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    entry = _entry(name_or_path)
     findings: list[Finding] = []
     tree: Tree | None = None
     kind = ""

@@ -43,24 +43,17 @@ def find_samples(places: Iterable[str], shape: Sequence[int], listed: Iterable[s
         if path.suffix == ".npz" and path.is_file():
             yield from _from_npz(path, shape)
         elif path.is_dir():
-            found = sorted(_pictures(path))
+            walked = ((here, name) for here, _, files in os.walk(path) for name in files)
+            found = sorted(Path(*pair) for pair in walked if pair[1].lower().endswith(SUFFIXES))
             if not found:
                 raise DataError(f"{path} holds no image: files must end in {', '.join(SUFFIXES)}")
             yield from ((str(file), _pixels(file, shape)) for file in found)
-        elif (
-            path.exists() or path.suffix.lower() in SUFFIXES
-        ):  # a missing one of many is named like a damaged one
-            yield str(path), _pixels(path, shape)
+        elif path.exists() or path.suffix.lower() in SUFFIXES:
+            yield str(path), _pixels(path, shape)  # a missing one of many is named like a damaged one
         else:
             raise DataError(
                 f"there is no {path}: name images, folders of images, .npz files, or - for a list"
             )
-
-
-def _pictures(folder: Path) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):
-        folders.sort()
-        yield from (Path(here, name) for name in files if name.lower().endswith(SUFFIXES))
 
 
 def _pixels(path: Path, shape: Sequence[int]) -> NDArray[Any] | Problem:
