@@ -178,26 +178,17 @@ def _erase(values_BCHW: Tensor, erase_4B: Tensor, value: float) -> Tensor:
 
 def _augment_levels(images_BCHW: Tensor, draws: Draws, policy: Augmentation) -> Tensor:
     """uint8 to uint8: crop, flip and RandAugment."""
-    crops, randaugment = policy.crop_padding > 0 or policy.flip, policy.randaugment or RandAugment(num_ops=0)
-    if crops and randaugment.num_ops == 0:
-        images_BCHW = warp(
-            images_BCHW,
-            policy=randaugment,
-            offset_2B=draws.crop_2B - policy.crop_padding,
-            flip_B=draws.flip_B,
-        )
-    for slot in range(randaugment.num_ops):
+    choice = policy.randaugment or RandAugment(num_ops=0)
+    crop: dict[str, Tensor] = {}
+    if policy.crop_padding > 0 or policy.flip:
+        crop = {"offset_2B": draws.crop_2B - policy.crop_padding, "flip_B": draws.flip_B}
+    if crop and choice.num_ops == 0:
+        return warp(images_BCHW, policy=choice, **crop)
+    for slot in range(choice.num_ops):
         op_B, negative_B = draws.op_SB[slot], draws.negative_SB[slot]
-        first = crops and slot == 0
-        images_BCHW = warp(
-            images_BCHW,
-            op_B,
-            negative_B,
-            policy=randaugment,
-            offset_2B=draws.crop_2B - policy.crop_padding if first else None,
-            flip_B=draws.flip_B if first else None,
-        )
-        images_BCHW = photometric(images_BCHW, op_B, negative_B, policy=randaugment)
+        images_BCHW = warp(images_BCHW, op_B, negative_B, policy=choice, **crop)
+        images_BCHW = photometric(images_BCHW, op_B, negative_B, policy=choice)
+        crop = {}  # once
     return images_BCHW
 
 
