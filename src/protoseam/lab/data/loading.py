@@ -225,9 +225,8 @@ def _missing(entry: Entry, root: Path) -> str:
     options = []
     for source in entry.sources:
         files = " and ".join(str(folder / file.name) for file in source.files)
-        options.append(
-            f"put {files} in place" + (f" (or the folder {source.folder})" if source.folder else "")
-        )
+        unpacked = f" (or the folder {source.folder})" if source.folder else ""
+        options.append(f"put {files} in place{unpacked}")
     return (
         f"{entry.name} is not under {root}. Either {'; or '.join(options)}; or run `protoseam data get "
         f"{entry.name}` (load(…, download=True)), which fetches {entry.sources[0].download_size / 1e6:.0f} MB from "

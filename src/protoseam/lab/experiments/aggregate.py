@@ -148,10 +148,13 @@ def differences(table: Sequence[Cell]) -> list[Cell]:
             if one is None or other is None:
                 continue  # a variant that was not asked for
             by_seed = {s: v - other.by_seed[s] for s, v in one.by_seed.items() if s in other.by_seed}
-            known = one.published is not None and other.published is not None
-            published = (one.published or 0.0) - (other.published or 0.0) if known else None
+            published = difference(one.published, other.published)
             found.append(Cell(data, model, " − ".join(pair), by_seed, published))
     return found
+
+
+def difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,9 @@ class Point:
 
 def sweep(runs: Runs, scope: Scope, setting: str) -> list[Point]:
     """Return fig:penalty-sweep, for ``setting`` rho_max or dim."""
-    values, published = {
-        "rho_max": (scope.rhos, paper.SWEEP_RHO),
-        "dim": (scope.dims, paper.SWEEP_K),
-    }[setting]
+    values, published = scope.rhos, paper.SWEEP_RHO
+    if setting == "dim":
+        values, published = scope.dims, paper.SWEEP_K
     points = []
     for value in values:
         by_seed = _by_seed(runs, {s: sweep_name(scope, setting, value, s) for s in scope.seeds})
@@ -221,10 +223,8 @@ def wavering(runs: Runs, scope: Scope) -> list[Cell]:
     """Return how unsteady the validation accuracy of one seed is in mid-training: a trace of the network."""
     found = []
     for data, model, variant, names in _each(scope):
-        strays = {
-            seed: stray(_accuracy(runs[name]["metrics"])) for seed, name in names.items() if name in runs
-        }
-        by_seed = {seed: value for seed, value in strays.items() if value is not None}
+        curves = {seed: _accuracy(runs[name]["metrics"]) for seed, name in names.items() if name in runs}
+        by_seed = {seed: value for seed, curve in curves.items() if (value := stray(curve)) is not None}
         printed = stray(published_curve(data, model, variant))
         # errors of a mean over the seeds are smaller by the root of their number
         one_seed = None if printed is None else printed * math.sqrt(len(paper.SEEDS))

@@ -164,9 +164,7 @@ def _vet(staged: Path) -> None:
         place = path.relative_to(staged).parts
         top = path.suffix == ".json" if len(place) == 1 and path.is_file() else place[0] == "unfinished"
         if not top or "lock" in place:
-            raise DataError(
-                f"the archive holds {path.relative_to(staged)}, which no study has: it is refused"
-            )
+            raise DataError(f"the archive holds {'/'.join(place)}, which no study has: it is refused")
     read_study(staged)
     for run in _unfinished(staged):
         RunDirectory(run).read_config()
@@ -184,9 +182,8 @@ def _adopt(staged: Path, study: Path) -> bool:
                     f"{target} holds an unfinished run with other settings ({'; '.join(found)}): move it away, and "
                     "unpack again"
                 )
-            if [path.name for path in _checkpoints(target)[-1:]] >= [
-                path.name for path in _checkpoints(staged)
-            ]:
+            here, there = ([path.name for path in _checkpoints(run)[-1:]] for run in (target, staged))
+            if here >= there:
                 return False
         for path in target.iterdir():
             if path.name == "checkpoints":

@@ -22,6 +22,7 @@ from protoseam.lab.experiments.aggregate import (
     Cell,
     Point,
     Runs,
+    difference,
     other_covariances,
     published_curve,
     refused,
@@ -47,10 +48,9 @@ class Table:
 
 def _table(caption: str, header: tuple[str, ...], rows: list[list[str]], scope: Scope) -> Table:
     """Leave the paper's columns out where the runs are not the paper's."""
-    kept = [i for i, name in enumerate(header) if not (scope.note and "paper" in name)]
-    return Table(
-        caption, tuple(header[i] for i in kept), [[row[i] for i in kept] for row in rows], scope.note
-    )
+    kept = [not (scope.note and "paper" in name) for name in header]
+    head, *lines = (list(itertools.compress(row, kept)) for row in (header, *rows))
+    return Table(caption, tuple(head), lines, scope.note)
 
 
 def _seeds(scope: Scope) -> list[str]:
@@ -67,8 +67,7 @@ def table_1(table: Sequence[Cell], scope: Scope) -> Table:
     rows = []
     for cell in table:
         by_seed = [_shown(cell.by_seed.get(seed)) for seed in scope.seeds]
-        known = cell.mean is not None and cell.published is not None
-        to_paper = (cell.mean or 0.0) - (cell.published or 0.0) if known else None
+        to_paper = difference(cell.mean, cell.published)
         numbers = [_shown(cell.mean), _shown(cell.spread, ""), _shown(cell.published, ""), _signed(to_paper)]
         rows.append([*_names(cell), *by_seed, *numbers])
     caption = (
@@ -167,10 +166,9 @@ def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
         by_seed = [_shown(point.by_seed.get(seed)) for seed in scope.seeds]
         measured, stated = point.measured, point.published
         to_paper = measured[0] - stated[0] if measured and stated else None
-        columns = [_shown(v) for v in measured or (None,) * 3] + [
-            _shown(v, "") for v in stated or (None,) * 3
-        ]
-        rows.append([str(point.value), *by_seed, *columns, _signed(to_paper)])
+        ours = [_shown(v) for v in measured or (None,) * 3]
+        theirs = [_shown(v, "") for v in stated or (None,) * 3]
+        rows.append([str(point.value), *by_seed, *ours, *theirs, _signed(to_paper)])
     data, _, model = scope.sweep.partition("-")
     caption = (
         f"Test accuracy in % of ProtoSeam over {name}, {TITLES[model]} on {TITLES[data]} (fig:penalty-sweep)."
@@ -186,10 +184,8 @@ def grid_table(runs: Runs, scope: Scope) -> Table:
     ]
     rows.sort(key=lambda row: row[2] if row[2] != MISSING else "", reverse=True)
     seed = scope.seeds[0]
-    beside = {
-        v: _validation(runs.get(f"{scope.grid}-{v}-{seed}")) for v in ("unlifted", "baseline", "protoseam")
-    }
-    told = ", ".join(f"{TITLES[v]} {_shown(accuracy)}" for v, accuracy in beside.items())
+    beside = {v: runs.get(f"{scope.grid}-{v}-{seed}") for v in ("unlifted", "baseline", "protoseam")}
+    told = ", ".join(f"{TITLES[v]} {_shown(_validation(run))}" for v, run in beside.items())
     data, _, model = scope.grid.partition("-")
     caption = (
         f"Validation accuracy in % of Unlifted with a search of its own, {TITLES[model]} on {TITLES[data]}, seed "
@@ -209,13 +205,12 @@ def cost_line(runs: Runs) -> str:
     costs = [run["cost"] for run in trained if "joules" in run.get("cost", {})]
     known = {str(run.get("environment", {}).get("device")) for run in trained} - {"None"}
     where = f" on {', '.join(sorted(known))}" if known else ""
-    joules = sum(cost["joules"] for cost in costs)
-    kept = f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
-    energy = kept if costs else "not measured"
+    joules, energy = sum(cost["joules"] for cost in costs), "not measured"
+    if costs:
+        energy = f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
     shared = "" if all("cost" in run for run in trained) else " (runs that shared a device count in full)"
-    return (
-        f"Cost: {len(trained)} runs, {seconds / 3600:.1f} hours of training{where}{shared}; energy {energy}."
-    )
+    hours = f"{seconds / 3600:.1f} hours of training{where}{shared}"
+    return f"Cost: {len(trained)} runs, {hours}; energy {energy}."
 
 
 # The setting lift.covariance, lift.structure → how a reader knows it.

@@ -312,25 +312,6 @@ def photometric(images_BCHW: Tensor, op_B: Tensor, negative_B: Tensor, *, policy
     return _to_level(_fma(mapped_BCP * own_B11, other_BCP, share_B11)).view(images_BCHW.shape)
 
 
-def apply_op(
-    images_BCHW: Tensor, op_B: Tensor, negative_B: Tensor, *, policy: RandAugment | None = None
-) -> Tensor:
-    """One operation per uint8 image: number `op_B[b]` of `OPS` at the policy's magnitude, negated where asked.
-
-    Posterize, Solarize, AutoContrast and Equalize have no sign and ignore `negative_B`.
-    """
-    check_images(images_BCHW, "apply_op")
-    batch = images_BCHW.shape[0]
-    if op_B.shape != (batch,) or negative_B.shape != (batch,) or negative_B.dtype != torch.bool:
-        raise ArgumentError(
-            f"apply_op: {batch} images with op_B {tuple(op_B.shape)} and negative_B {tuple(negative_B.shape)} "
-            f"{negative_B.dtype}; pass one int64 operation and one bool sign per image"
-        )
-    policy = RandAugment() if policy is None else policy
-    moved_BCHW = warp(images_BCHW, op_B, negative_B, policy=policy)
-    return photometric(moved_BCHW, op_B, negative_B, policy=policy)
-
-
 def check_images(images_BCHW: Tensor, caller: str) -> None:
     """Refuse anything but a (B, 1 or 3, H, W) uint8 batch."""
     if images_BCHW.ndim != 4 or images_BCHW.shape[1] not in (1, 3) or images_BCHW.dtype != torch.uint8:
