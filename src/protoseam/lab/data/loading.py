@@ -301,7 +301,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
     elif entry is not None:
         folder = cache.newest(root, entry.name)
     if folder is not None and folder.exists():
-        damage = cache.full_damage(folder)
+        damage = cache.damage(folder, hashes=True)
         if damage is None:
             findings.append(Finding(str(folder), True, "every SHA-256 matches its manifest"))
         elif tree is not None:

@@ -174,11 +174,9 @@ class Point:
 
 def sweep(runs: Runs, scope: Scope, setting: str) -> list[Point]:
     """Return fig:penalty-sweep, for ``setting`` rho_max or dim."""
-    values, published = scope.rhos, paper.SWEEP_RHO
-    if setting == "dim":
-        values, published = scope.dims, paper.SWEEP_K
+    published = {"rho_max": paper.SWEEP_RHO, "dim": paper.SWEEP_K}[setting]
     points = []
-    for value in values:
+    for value in scope.swept(setting):
         by_seed = _by_seed(runs, {s: sweep_name(scope, setting, value, s) for s in scope.seeds})
         mean, above, below = published.get(value, (math.nan,) * 3)
         stated = (mean, mean - below, mean + above)

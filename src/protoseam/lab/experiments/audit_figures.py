@@ -119,14 +119,14 @@ def classes_figure(report: dict[str, Any]) -> Figure:
     figure, panels = _panels(report, width, 1.6 + 0.26 * len(shown), ratios)
     bars, dots = panels[0], panels[1]
     place = range(len(shown))
-    _stack(bars, shown, list(place), horizontal=True)
+    _stack(bars, shown, horizontal=True)
     bars.set_yticks(place, [for_figures(row["name"]) for row in shown], fontsize=9)
     bars.set_ylim(len(shown) - 0.4, -0.6)
     bars.set_xlabel("bound on the class's risk")
     heading = f"The {_NAMED} largest bounds of {len(rows)}" if many else "Bound, class by class"
     bars.set_title(heading, loc="left", fontsize=10)
 
-    _pairs(dots, shown, list(place))
+    _pairs(dots, shown)
     dots.set_yticks(place, [""] * len(shown))
     dots.set_ylim(len(shown) - 0.4, -0.6)
     dots.set_xlabel("measured loss")
@@ -134,15 +134,15 @@ def classes_figure(report: dict[str, Any]) -> Figure:
     handles = [*bars.get_legend_handles_labels()[0], *dots.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside lower center", ncols=6)
     if many:
-        _stack(panels[2], rows, list(range(len(rows))), horizontal=False)
+        _stack(panels[2], rows, horizontal=False)
         panels[2].axvline(_NAMED - 0.5, color=_INK, lw=0.8, ls=":")
         panels[2].set(xlabel="rank of the class", xlim=(-0.5, len(rows) - 0.5))
         panels[2].set_title("All classes", loc="left", fontsize=10)
     return figure
 
 
-def _stack(axes: Axes, rows: list[dict[str, Any]], place: list[int], *, horizontal: bool) -> None:
-    low = [0.0] * len(rows)
+def _stack(axes: Axes, rows: list[dict[str, Any]], *, horizontal: bool) -> None:
+    place, low = range(len(rows)), [0.0] * len(rows)
     parts = [("sampled loss", _SAMPLED, [row["sampled_loss"] for row in rows])]
     parts += [(name, color, [row["terms"][key] for row in rows]) for key, (name, color) in _TERMS.items()]
     for name, color, values in parts:
@@ -153,13 +153,14 @@ def _stack(axes: Axes, rows: list[dict[str, Any]], place: list[int], *, horizont
         low = [a + b for a, b in zip(low, values, strict=True)]
 
 
-def _pairs(axes: Axes, rows: list[dict[str, Any]], place: list[int]) -> None:
+def _pairs(axes: Axes, rows: list[dict[str, Any]]) -> None:
     """Sampled loss and risk of each class, joined: the length of the line is what the bound limits."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     tiny = 1e-6  # a logarithmic axis has no zero
     sampled = [max(tiny, row["sampled_loss"]) for row in rows]
     risk = [max(tiny, row["risk"]) for row in rows]
+    place = range(len(rows))
     axes.hlines(place, sampled, risk, color="#cccccc", lw=1.5, zorder=1)
     axes.scatter(sampled, place, s=26, color=_SAMPLED, label="$L_i$, sampled loss", zorder=2)
     axes.scatter(risk, place, s=26, color=_RISK, label="$R_i$, deployed risk", zorder=2)

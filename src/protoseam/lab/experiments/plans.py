@@ -6,6 +6,7 @@ Data in: a scope (which data sets, networks, seeds, …; the paper's by default)
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class Scope:
         here = {"seed": seed, "data_root": self.data_root, "epochs": self.epochs or epochs or found.epochs}
         return apply(found, here | changed)
 
+    def swept(self, setting: str) -> Sequence[int]:
+        return {"rho_max": self.rhos, "dim": self.dims}[setting]
+
 
 QUICK = Scope(
     datasets=("digits",),
@@ -84,31 +88,26 @@ def table_1(scope: Scope) -> list[Planned]:
     ]
 
 
-def sweep_rho(scope: Scope) -> list[Planned]:
-    """fig:penalty-sweep (a): ρmax at the usual k; the paper's is ViT-S on CIFAR-100 at k = 32."""
-    return _sweep(scope, "rho_max", scope.rhos)
-
-
-def sweep_k(scope: Scope) -> list[Planned]:
-    """fig:penalty-sweep (b): k at the usual ρmax, 16."""
-    return _sweep(scope, "dim", scope.dims)
-
-
 def sweep_name(scope: Scope, setting: str, value: int, seed: int) -> str:
     """Return the name of a sweep's run; at the usual settings it is Table 1's own, which is not trained twice."""
     usual = value == getattr(LiftConfig(), setting)
     return f"{scope.sweep}-protoseam-{seed}" if usual else f"sweep-{scope.sweep}-{setting}-{value}-{seed}"
 
 
-def _sweep(scope: Scope, setting: str, values: Sequence[int]) -> list[Planned]:
+def _sweep(scope: Scope, setting: str) -> list[Planned]:
     plan = []
-    for value, seed in itertools.product(values, scope.seeds):
+    for value, seed in itertools.product(scope.swept(setting), scope.seeds):
         changed: dict[str, Any] = {f"lift.{setting}": value}
         if setting == "rho_max":
             changed["lift.rho_min"] = min(LiftConfig().rho_min, value)
         config = scope.config(f"{scope.sweep}-protoseam", seed, **changed)
         plan.append((sweep_name(scope, setting, value, seed), config))
     return plan
+
+
+# fig:penalty-sweep: (a) ρmax at the usual k, 32, and (b) k at the usual ρmax, 16; the paper's is ViT-S on CIFAR-100.
+sweep_rho = functools.partial(_sweep, setting="rho_max")
+sweep_k = functools.partial(_sweep, setting="dim")
 
 
 def cluster_name(scope: Scope, variant: str) -> str:

@@ -99,7 +99,8 @@ def _recipe(data: str, model: str, variant: Variant) -> Recipe:
         runtime = "seconds on a CPU" if data == "digits" else "10 to 12 s on an H200"
         expected = "The paper has no such number."
     else:  # tab:hyperparameters; Unlifted inherits Baseline's learning rate and weight decay (rem:confound)
-        lr, decay = paper.TUNED[data, built, "protoseam" if variant == "protoseam" else "baseline"]
+        tuned = paper.TUNED[data, built]
+        lr, decay = tuned.get(variant, tuned["baseline"])
         inherited = " (Baseline's)" if variant == "unlifted" else ""
         minutes = MINUTES.get(f"{data}-{model}-{variant}")
         runtime = "not measured yet" if minutes is None else f"about {minutes:g} min on one H200"

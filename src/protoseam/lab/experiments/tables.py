@@ -147,7 +147,7 @@ def hyperparameters(runs: Runs, scope: Scope) -> Table:
         rates = _values(run["config"]["optim"]["lr"] * run.get("rate_scale", 1.0) for run in found)
         decays = _values(run["config"]["optim"]["weight_decay"] for run in found)
         inherits = variant == "unlifted" and data in paper.DATASETS
-        tuned = paper.TUNED.get((data, network(model), variant))
+        tuned = paper.TUNED.get((data, network(model)), {}).get(variant)
         stated = [f"{v:g}" for v in tuned] if tuned else ["Baseline's" if inherits else ""] * 2
         rows.append([TITLES[data], TITLES[model], TITLES[variant], *stated, rates, decays])
     return _table("Learning rate and weight decay (tab:hyperparameters).", header, rows, scope)

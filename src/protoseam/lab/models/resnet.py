@@ -93,8 +93,7 @@ class ResNet(nn.Module):
         return torch.mean(h_BCHW, dim=(2, 3))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x_BCHW))
-        return logits
+        return self.fc(self.features(x_BCHW))
 
 
 def resnet8(num_classes: int, in_channels: int = 3, stem_stride: int = 1) -> ResNet:

@@ -32,8 +32,7 @@ class ConvNet(nn.Module):
         self.fc = nn.Linear(widths[1] * (image_size // 4) ** 2, num_classes)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x_BCHW))
-        return logits
+        return self.fc(self.features(x_BCHW))
 
 
 class MLP(nn.Module):
@@ -50,8 +49,7 @@ class MLP(nn.Module):
         self.fc = nn.Linear(width, num_classes)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x_BF))
-        return logits
+        return self.fc(self.features(x_BF))
 
 
 convnet, mlp = ConvNet, MLP  # the names that `build` knows

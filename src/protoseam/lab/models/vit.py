@@ -35,8 +35,7 @@ class PatchStem(nn.Module):
         return x.reshape(B, (H // p) * (W // p), p * p * C)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        tokens_BLD: Tensor = self.proj(self.patches(x_BCHW))
-        return tokens_BLD
+        return self.proj(self.patches(x_BCHW))
 
 
 class ConvStem(nn.Module):
@@ -68,8 +67,7 @@ class ConvStem(nn.Module):
         return y.flatten(2).transpose(1, 2)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        tokens_BLD: Tensor = self.layers(x_BCHW).flatten(2).transpose(1, 2)
-        return tokens_BLD
+        return self.layers(x_BCHW).flatten(2).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -89,8 +87,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x_BLD).view(B, L, 3, self.heads, D // self.heads)
         q_BALE, k_BALE, v_BALE = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         y_BALE = F.scaled_dot_product_attention(q_BALE, k_BALE, v_BALE)
-        y_BLD: Tensor = self.drop(self.proj(y_BALE.transpose(1, 2).reshape(B, L, D)))
-        return y_BLD
+        return self.drop(self.proj(y_BALE.transpose(1, 2).reshape(B, L, D)))
 
 
 class Block(nn.Module):
@@ -205,12 +202,10 @@ class VisionTransformer(nn.Module):
             first_B1D = self.cls_token.expand(x_BLD.shape[0], -1, -1).to(x_BLD.dtype)
             x_BLD = torch.cat([first_B1D, x_BLD], dim=1)
         x_BLD = self.norm(self.blocks(self.drop(x_BLD + self.positions)))
-        pooled_BD: Tensor = x_BLD[:, 0] if self.pool == "cls" else x_BLD.mean(dim=1)
-        return pooled_BD
+        return x_BLD[:, 0] if self.pool == "cls" else x_BLD.mean(dim=1)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x_BCHW))
-        return logits
+        return self.head(self.features(x_BCHW))
 
 
 vit_s = VisionTransformer  # the name that `build` knows

@@ -57,15 +57,11 @@ class RandAugment:
     def strength(self, op: int, height: int, width: int) -> float:
         """The magnitude of `op` before its sign, rounded to float32 as torchvision's table is."""
         ends = {
-            SHEAR_X: (0.0, 0.3),
-            SHEAR_Y: (0.0, 0.3),
+            **dict.fromkeys((SHEAR_X, SHEAR_Y), (0.0, 0.3)),
             TRANSLATE_X: (0.0, 150.0 / 331.0 * width),  # 150 of 331 pixels: AutoAugment's ImageNet size
             TRANSLATE_Y: (0.0, 150.0 / 331.0 * height),
             ROTATE: (0.0, 30.0),
-            BRIGHTNESS: (0.0, 0.9),
-            COLOR: (0.0, 0.9),
-            CONTRAST: (0.0, 0.9),
-            SHARPNESS: (0.0, 0.9),
+            **dict.fromkeys((BRIGHTNESS, COLOR, CONTRAST, SHARPNESS), (0.0, 0.9)),
             SOLARIZE: (1.0, 0.0),
         }
         if op == POSTERIZE:
