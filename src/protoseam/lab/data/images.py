@@ -63,16 +63,34 @@ def resize_image(image: Any, size: int) -> Any:
     return image.crop((left, top, left + size, top + size))
 
 
+def resize_pixels(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Scale pixels (H, W, C) to cover the new size, channel by channel, and crop the centre.
+
+    For a square this is :func:`resize_image`.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    planes = [_pillow().fromarray(np.ascontiguousarray(pixels[..., c])) for c in range(pixels.shape[2])]
+    return np.stack([np.asarray(_cover(plane, height, width)) for plane in planes], axis=2)
+
+
+def _cover(image: Any, height: int, width: int) -> Any:
+    if height == width:
+        return resize_image(image, height)
+    scale = max(width / image.size[0], height / image.size[1])
+    size = max(width, round(image.size[0] * scale)), max(height, round(image.size[1] * scale))
+    image = image.resize(size, _pillow().Resampling.BILINEAR)
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
 def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Apply :func:`resize_image` to an array of images (N, H, W, C)."""
     if images.shape[1:3] == (size, size):
         return images
-    pil = _pillow()
     resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
     for row, image in zip(resized, images, strict=True):
-        for channel in range(image.shape[2]):
-            plane = pil.fromarray(np.ascontiguousarray(image[..., channel]))
-            row[..., channel] = np.asarray(resize_image(plane, size))
+        row[:] = resize_pixels(image, size, size)
     return resized
 
 

@@ -252,10 +252,8 @@ def looks_like_path(given: str) -> bool:
 def path_name(path: Path) -> str:
     """Return the name of a data set read from a path: the file's or folder's name without its suffix."""
     name = path.resolve().name
-    for suffix in (*sorted(archives.ARCHIVE_SUFFIXES, key=len, reverse=True), ".npz"):
-        if name.lower().endswith(suffix):
-            return name[: -len(suffix)]
-    return name
+    longest = max((s for s in (*archives.ARCHIVE_SUFFIXES, ".npz", "") if name.lower().endswith(s)), key=len)
+    return name[: len(name) - len(longest)]
 
 
 @dataclass(frozen=True)

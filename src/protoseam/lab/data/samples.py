@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protoseam.errors import DataError
 from protoseam.lab.data.archives import ZipTree
 from protoseam.lab.data.arrays import NPZ_LIMITS, parse_npy
-from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_image
+from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_pixels
 
 # (what to call it, its pixels (H, W, C) or features (F,), or why there are none)
 Sample = tuple[str, "NDArray[Any] | Problem"]
@@ -98,22 +98,7 @@ def fit_image(pixels: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.uin
         pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
     if pixels.shape[2] != channels:
         raise Problem(f"has {pixels.shape[2]} channels, and the network takes {channels}")
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    planes = [Image.fromarray(np.ascontiguousarray(pixels[..., c])) for c in range(channels)]
-    return np.stack([np.asarray(_cover(plane, height, width)) for plane in planes], axis=2)
-
-
-def _cover(image: Any, height: int, width: int) -> Any:
-    if height == width:
-        return resize_image(image, height)
-    from PIL import Image
-
-    scale = max(width / image.size[0], height / image.size[1])
-    size = max(width, round(image.size[0] * scale)), max(height, round(image.size[1] * scale))
-    image = image.resize(size, Image.Resampling.BILINEAR)
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    return resize_pixels(pixels, height, width)
 
 
 def _from_npz(path: Path, shape: Sequence[int]) -> Iterator[Sample]:

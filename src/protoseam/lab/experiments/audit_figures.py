@@ -101,9 +101,8 @@ def _climb(axes: Axes, total: dict[str, Any]) -> None:
         axes.plot([last - 0.31, last + 0.31], [value, value], color=_INK, lw=0.9, ls=":")
         _beside(axes, f"{name} {value:.3g}", last + 0.33, value, va=side, fontsize=8)
     axes.axhline(total["risk"], color=_RISK, lw=1.3, ls="--", zorder=5)
-    _beside(
-        axes, f"$R$ = {total['risk']:.3g}", last + 0.36, total["risk"], va="bottom", color=_RISK, fontsize=9
-    )
+    risk = total["risk"]
+    _beside(axes, f"$R$ = {risk:.3g}", last + 0.36, risk, va="bottom", color=_RISK, fontsize=9)
     axes.set_xticks(range(last + 1), [name for name, _, _ in steps] + ["bound"], fontsize=9)
     axes.set_xlim(-0.5, last + 1.35)
     axes.set_title("What the bound allows", loc="left", fontsize=10)
@@ -176,9 +175,8 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
     history = report["history"]
     epoch = [row["epoch"] for row in history]
     figure, (left, middle, right) = _panels(report, 12.5, 3.9, (1.15, 1, 1))
-    figure.suptitle(
-        f"{for_figures(report['run'])}, validation data; $\\Delta$ as its cap", fontsize=10, color=_INK
-    )
+    title = f"{for_figures(report['run'])}, validation data; $\\Delta$ as its cap"
+    figure.suptitle(title, fontsize=10, color=_INK)
     series = [[row["sampled_loss"] for row in history]]
     series += [[row[key] for row in history] for key in _TERMS]
     colors = [_SAMPLED, *(color for _, color in _TERMS.values())]
@@ -204,9 +202,8 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
 def _lines(axes: Axes, history: list[dict[str, Any]], series: dict[str, tuple[str, str]]) -> None:
     epoch = [row["epoch"] for row in history]
     for key, (name, color) in series.items():
-        axes.plot(
-            epoch, [row.get(key, math.nan) for row in history], "o-", ms=3, lw=1.4, color=color, label=name
-        )
+        values = [row.get(key, math.nan) for row in history]
+        axes.plot(epoch, values, "o-", ms=3, lw=1.4, color=color, label=name)
 
 
 def save_audit_figures(report: dict[str, Any], out: Path) -> list[Path]:

@@ -57,9 +57,8 @@ def sweep_figure(points: Sequence[Point], scope: Scope, setting: str) -> Figure 
     axes.set_xticks(values, [str(value) for value in values])
     name = {"rho_max": r"$\rho_{\max}$", "dim": "$k$"}[setting]
     data, _, model = scope.sweep.partition("-")
-    axes.set(
-        xlabel=name, ylabel="test accuracy, %", title=f"{TITLES[model]} on {TITLES[data]}, mean and min–max"
-    )
+    title = f"{TITLES[model]} on {TITLES[data]}, mean and min–max"
+    axes.set(xlabel=name, ylabel="test accuracy, %", title=title)
     axes.legend(frameon=False)
     axes.grid(alpha=0.25, lw=0.5)
     return figure
@@ -100,10 +99,9 @@ def _draw_band(axes: Any, band: Band, style: str) -> None:
     term = {"validation accuracy": ""}.get(band.quantity, f": {band.quantity}")
     if band.variant != "protoseam":
         term = term.replace("total", "cross-entropy")  # all there is
-    axes.plot(
-        band.epochs, band.mean, style, color=INK[band.variant], lw=1.3, label=TITLES[band.variant] + term
-    )
-    axes.fill_between(band.epochs, band.low, band.high, color=INK[band.variant], alpha=0.2, lw=0)
+    color = INK[band.variant]
+    axes.plot(band.epochs, band.mean, style, color=color, lw=1.3, label=TITLES[band.variant] + term)
+    axes.fill_between(band.epochs, band.low, band.high, color=color, alpha=0.2, lw=0)
 
 
 def cluster_panels(runs: Runs, scope: Scope) -> Figure | None:
@@ -158,16 +156,16 @@ def _samples(kept: dict[str, Any], label_N: np.ndarray) -> np.ndarray:
     return samples_N2
 
 
-def _ellipse(axes: Any, centre: Sequence[float], covariance: Sequence[Sequence[float]], name: str) -> None:
+def _ellipse(
+    axes: Any, centre: tuple[float, float], covariance: Sequence[Sequence[float]], name: str
+) -> None:
     """The prototype as a star, and two standard deviations of Σ̃ around it."""
     from matplotlib.patches import Ellipse
 
     values, vectors = np.linalg.eigh(np.array(covariance))
     angle = math.degrees(math.atan2(vectors[1, 1], vectors[0, 1]))
     width, height = 4 * np.sqrt(values[::-1])  # diameters: twice two deviations
-    axes.add_patch(
-        Ellipse((centre[0], centre[1]), width, height, angle=angle, fill=False, ec="black", lw=0.8)
-    )
+    axes.add_patch(Ellipse(centre, width, height, angle=angle, fill=False, ec="black", lw=0.8))
     axes.plot(*centre, "*", color="white", mec="black", ms=6, mew=0.6)
     axes.annotate(name, centre, xytext=(4, 4), textcoords="offset points", fontsize=8, fontweight="bold")
 

@@ -146,10 +146,9 @@ def index(runs: Runs, scope: Scope) -> str:
         if part != "curves" and (absent or uncounted):
             lines += [f"## Missing from {part}", ""]
             lines += [f"- {name}" for name in absent]
-            lines += [
-                f"- {name}: there, but {for_markdown(why)}: not counted" for name, why in uncounted.items()
-            ]
-            lines += [""]
+            for name, why in uncounted.items():
+                lines.append(f"- {name}: there, but {for_markdown(why)}: not counted")
+            lines.append("")
     return "\n".join(lines)
 
 
@@ -161,13 +160,8 @@ def inventory(runs: Runs, scope: Scope) -> str:
             continue
         absent, uncounted, total = shortfall(part, runs, scope)
         missing = len(absent) + len(uncounted)
-        rows.append(
-            [part, f"{total - missing} of {total}", "complete" if not missing else f"{missing} missing"]
-        )
+        rows.append([part, f"{total - missing} of {total}", f"{missing} missing" if missing else "complete"])
     return tables.markdown(Table("", ("part", "runs", ""), rows))
-
-
-_PARTS = ("covariance", "sweep-rho", "sweep-k")
 
 
 def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("results")) -> dict[str, str]:
@@ -180,7 +174,8 @@ def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("resul
     """
     scope, whole = Scope(models=NETWORKS), Scope()
     runs = aggregate.adopt(runs, whole, results)
-    grid = part_tables("unlifted-grid", runs, whole)["unlifted-grid"]
+    parts = ("covariance", "sweep-rho", "sweep-k", "unlifted-grid")
+    own = {part: part_tables(part, runs, whole, results)[part] for part in parts}
     counted = aggregate.counted(PLANS["table1"](scope), runs)
     every = aggregate.cells(counted, scope)
     begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in STUDIED}
@@ -191,8 +186,8 @@ def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("resul
         "differences": tables.markdown(tables.paired(aggregate.differences(cells), scope)),
         "inventory": inventory(runs, whole),
         "cost": f"{tables.cost_line(runs)}\n",
-        **{part: tables.markdown(part_tables(part, runs, whole, results)[part]) for part in _PARTS},
-        "unlifted-grid": f"{grid.caption}\n\n{tables.markdown(grid)}",
+        **{part: tables.markdown(table) for part, table in own.items()},
+        "unlifted-grid": f"{own['unlifted-grid'].caption}\n\n{tables.markdown(own['unlifted-grid'])}",
         "wavering": tables.markdown(tables.wavering_table(aggregate.wavering(counted, scope), scope)),
     }
 

@@ -99,6 +99,10 @@ def _failed(trial: FrozenTrial) -> bool:
     return bool(trial.state.name == "FAIL")
 
 
+def _ended(trial: FrozenTrial) -> bool:
+    return trial.state.name in ("COMPLETE", "PRUNED")
+
+
 @dataclass
 class Queue:
     """One Optuna study and the points of its slots; ``shared``: its workers need not share a file system."""
@@ -119,12 +123,8 @@ class Queue:
 
     def finished(self) -> dict[int, FrozenTrial]:
         """Return the trial that counts of each slot that is done."""
-        found: dict[int, FrozenTrial] = {}
-        for slot, trials in enumerate(self.trials()):
-            for trial in trials:
-                if trial.state.name in ("COMPLETE", "PRUNED"):
-                    found.setdefault(slot, trial)
-        return found
+        ended = [[trial for trial in trials if _ended(trial)] for trials in self.trials()]
+        return {slot: trials[0] for slot, trials in enumerate(ended) if trials}
 
     def refill(self) -> dict[int, FrozenTrial]:
         """Queue every slot that has no trial waiting, running or finished; return the trials still to be done."""
@@ -143,7 +143,7 @@ class Queue:
             slots = self.trials()
         still_open: dict[int, FrozenTrial] = {}
         for slot, trials in enumerate(slots):
-            if any(trial.state.name in ("COMPLETE", "PRUNED") for trial in trials):
+            if any(map(_ended, trials)):
                 self._withdraw([trial for trial in trials if trial.state.name == "WAITING"])
             else:
                 still_open[slot] = next(trial for trial in trials if not _failed(trial))

@@ -169,13 +169,8 @@ class Resident:
         at = torch.full((), epoch, dtype=torch.int64, device=self.device)
         torch.index_select(self.labels, 0, indices, out=y)
         most = _CHUNK if self._kernels is None else self._kernels.chunk(self.images)
-        how: dict[str, Any] = {
-            "policy": self.policy,
-            "seed": self._seed,
-            "epoch": at,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        how: dict[str, Any] = {"policy": self.policy, "seed": self._seed, "epoch": at}
+        how |= {"mean": self.mean, "std": self.std}
         for lo, hi in _equal_chunks(len(indices), most):
             rows = indices[lo:hi]
             if self._kernels is not None:
