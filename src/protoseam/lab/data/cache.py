@@ -121,7 +121,11 @@ def discard(folder: Path) -> None:
 def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
     refuse_link(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
+    for leftover in folder.parent.glob(
+        f"{_STAGING}*"
+    ):  # of killed processes; a younger one may be being written
+        if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
     try:
         arrays = (dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels)
@@ -163,13 +167,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what killed processes left behind; a younger folder may still be being written."""
-    for leftover in parent.glob(f"{_STAGING}*"):
-        if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _file_name(name: str) -> str:

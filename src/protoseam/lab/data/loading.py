@@ -53,25 +53,28 @@ def load(
     entry = _entry(name_or_path)
     if entry is not None:
         dataset = _load_named(entry, root, download)
-        _warn_if_not_whole(entry, dataset)
+        sizes = (len(dataset.train_labels), len(dataset.test_labels))
+        if sizes != (entry.train_size, entry.test_size):
+            warnings.warn(
+                f"{entry.name} has {sizes[0]:,} training and {sizes[1]:,} test images here; the official set has "
+                f"{entry.train_size:,} and {entry.test_size:,}. Results will not compare with published ones.",
+                DataWarning,
+                stacklevel=2,
+            )
     else:
         dataset = _load_path(name_or_path, root, image_size)
     check(dataset)
-    return dataset if image_size is None else _resized(dataset, image_size)
+    if image_size is None:
+        return dataset
+    if dataset.train_images.ndim != 4:
+        raise DataError(f"image_size={image_size}, but {dataset.name} has features, not images: leave it out")
+    both = (dataset.train_images, dataset.test_images)
+    train, test = (images.resize_arrays(part, image_size) for part in both)
+    return dataclasses.replace(dataset, train_images=train, test_images=test)
 
 
 def _root(given: Path | None) -> Path:
     return Path(given).expanduser() if given is not None else catalog.default_root()
-
-
-def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
-    if dataset.train_images.ndim != 4:
-        raise DataError(f"image_size={size}, but {dataset.name} has features, not images: leave it out")
-    return dataclasses.replace(
-        dataset,
-        train_images=images.resize_arrays(dataset.train_images, size),
-        test_images=images.resize_arrays(dataset.test_images, size),
-    )
 
 
 def describe(dataset: ArrayDataset) -> str:
@@ -143,17 +146,6 @@ def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
     kind, tree = located
     read = READERS[kind]
     return cache.cached(root, entry.name, stamp_of(tree, kind), lambda: read(tree, entry.name, entry.classes))
-
-
-def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
-    sizes = (len(dataset.train_labels), len(dataset.test_labels))
-    if sizes != (entry.train_size, entry.test_size):
-        warnings.warn(
-            f"{entry.name} has {sizes[0]:,} training and {sizes[1]:,} test images here; the official set has "
-            f"{entry.train_size:,} and {entry.test_size:,}. Results will not compare with published ones.",
-            DataWarning,
-            stacklevel=3,
-        )
 
 
 def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDataset:

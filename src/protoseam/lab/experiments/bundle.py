@@ -15,8 +15,8 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from protoseam.errors import DataError
 from protoseam.lab.data.archives import extract
@@ -35,12 +35,11 @@ _PARTS: Schema = {
 }
 
 
-@dataclass
-class Unpacked:
+class Unpacked(NamedTuple):
     """Names of runs that an archive brought, and of those it did not because the study had as much already."""
 
-    taken: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    taken: list[str]
+    kept: list[str]
 
 
 def pack(study: Path, out: Path, *, part_bytes: int = PART_MIB * 2**20) -> list[Path]:
@@ -133,7 +132,7 @@ def unpack(folder: Path, study: Path) -> Unpacked:
                 file.write(data)
         extract(archive, staged)
         _vet(staged)
-        found = Unpacked()
+        found = Unpacked([], [])
         for row in sorted(staged.glob("*.json")):
             if done(study, row.stem):
                 found.kept.append(row.stem)

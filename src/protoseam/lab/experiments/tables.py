@@ -250,9 +250,8 @@ def covariance_table(runs: Runs, scope: Scope, results: Path | None) -> Table:
             cost = f"{100 * overhead[estimate]:+.1f} %" if estimate in overhead else "not measured"
             accuracies = [_shown(by_seed.get(seed)) for seed in scope.seeds]
             rows.append([TITLES[model], words, *accuracies, _shown(fmean(by_seed.values())), cost])
-    caption = (
-        f"Test accuracy in % of ProtoSeam on {TITLES[scope.sweep.partition('-')[0]]} by covariance estimate."
-    )
+    data = TITLES[scope.sweep.partition("-")[0]]
+    caption = f"Test accuracy in % of ProtoSeam on {data} by covariance estimate."
     header = ("network", "covariance", *_seeds(scope), "mean", "epoch against Unlifted")
     return Table(caption, header, rows, scope.note)
 
