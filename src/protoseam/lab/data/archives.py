@@ -69,15 +69,11 @@ class FolderTree(Tree):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._files: dict[str, os.stat_result] = {}
-        self._folders: list[str] = []
+        self.folders: list[str] = []  # relative names, empty ones too, which a message can then name
         self._scan("", frozenset())
 
     def names(self) -> list[str]:
         return list(self._files)
-
-    def folders(self) -> list[str]:
-        """Return the relative names of all sub-folders, empty ones too, which a message can then name."""
-        return self._folders
 
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
         for name in self._files:
@@ -104,7 +100,7 @@ class FolderTree(Tree):
             if ignored(name):
                 continue
             if entry.is_dir():
-                self._folders.append(name)
+                self.folders.append(name)
                 self._scan(f"{name}/", above | {real})
             elif entry.is_file():  # a dangling link or a pipe is neither
                 self._files[name] = entry.stat()

@@ -174,7 +174,7 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
     """
     pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
     prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
-    folders = tree.folders() if isinstance(tree, FolderTree) else []
+    folders = tree.folders if isinstance(tree, FolderTree) else []
     train, test, empty = _layout(
         str(tree.path),
         [file.removeprefix(prefix) for file in pictures],

@@ -108,8 +108,7 @@ def audit_run(
         for row in directory.read_metrics()
         if all(term in row.get("audit", {}) for term in _DRAWN)
     ]
-    plain: dict[str, Any] = _plain(report)
-    return plain
+    return _plain(report)
 
 
 # ------------------------------------------------------------------------------------------ the network

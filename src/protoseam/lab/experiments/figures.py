@@ -152,8 +152,7 @@ def _samples(kept: dict[str, Any], label_N: np.ndarray) -> np.ndarray:
     factors_C22 = np.linalg.cholesky(np.array(kept["covariances"]))
     noise_N21 = np.random.default_rng(0).standard_normal((len(label_N), 2, 1))
     moved_N21 = factors_C22[label_N] @ noise_N21
-    samples_N2: np.ndarray = np.array(kept["prototypes"])[label_N] + moved_N21[..., 0]
-    return samples_N2
+    return np.array(kept["prototypes"])[label_N] + moved_N21[..., 0]
 
 
 def _ellipse(

@@ -128,7 +128,6 @@ def suggest(trial: Trial, space: Space) -> dict[str, Any]:
 
 
 def apply(config: RunConfig, params: Mapping[str, Any]) -> RunConfig:
-    """Return the config with these settings."""
     return from_dict(to_dict(config) | dict(params))
 
 
