@@ -13,7 +13,7 @@ import yaml
 from fuzz_data import chosen
 
 from protoseam.lab.data.arrays import FOLDER_FILES
-from protoseam.lab.data.cache import quick_damage
+from protoseam.lab.data.cache import damage
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.config import RunConfig, to_dict
 from protoseam.lab.engine.rundata import RunData
@@ -80,7 +80,7 @@ _JSON: tuple[tuple[str, Callable[[Path], object], dict[str, object]], ...] = (
     ),
     (
         "manifest.json",
-        quick_damage,
+        damage,
         {"reader": 1, "files": {f: {"bytes": 1, "sha256": ""} for f in FOLDER_FILES}},
     ),
     (f"{PLANS['table1'](QUICK)[0][0]}.json", lambda box: _reported(box), _ROW),

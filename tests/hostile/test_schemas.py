@@ -257,7 +257,7 @@ def test_json_is_read_within_limits(tmp_path: Path) -> None:
 def test_a_manifest_of_impossible_sizes_is_damage(size: str, tmp_path: Path) -> None:
     files = ", ".join(f'"{name}": {{"bytes": {size}, "sha256": ""}}' for name in cache._FILES)
     (tmp_path / "manifest.json").write_text(f'{{"reader": {cache.READER_VERSION}, "files": {{{files}}}}}')
-    assert "cannot be read" in str(cache.quick_damage(tmp_path))
+    assert "cannot be read" in str(cache.damage(tmp_path))
     checkpoint.save(tmp_path, 1, {})
     (tmp_path / "epoch-000001" / "manifest.json").write_text(
         f'{{"epoch": 1, "size": {size}, "sha256": "", "format": 1}}'

@@ -277,7 +277,7 @@ def test_a_damaged_cache_is_noticed_and_rebuilt(tmp_path: Path, damage: object) 
     with pytest.warns(DataWarning, match="is damaged .* and is rebuilt"):
         dataset = load("cifar10", tmp_path)
     np.testing.assert_array_equal(dataset.train_images, TRAIN)
-    assert cache.full_damage(only_cache(tmp_path)) is None
+    assert cache.damage(only_cache(tmp_path), hashes=True) is None
 
 
 def test_a_flipped_byte_is_found_and_repaired_by_verify(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_flipped_byte_is_found_and_repaired_by_verify(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.dataset.train_images, TRAIN)
     assert not result.ok  # the archive is not the official one, of course
     assert "is not the official file" in result.findings[0].detail
-    assert cache.full_damage(only_cache(tmp_path)) is None
+    assert cache.damage(only_cache(tmp_path), hashes=True) is None
 
 
 def test_a_cache_that_cannot_be_written_slows_but_does_not_stop(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import pytest
 from protoseam.errors import DataError
 from protoseam.lab.data import catalog, download, loading
 from protoseam.lab.data.catalog import SourceFile
-from protoseam.lab.data.download import HTTPS_ONLY, AddressPolicy
 
 CONTENT = bytes(range(256)) * 1200
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -104,7 +103,7 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetch(server: Server, folder: Path, file: SourceFile | None = None, **options: Any) -> Path:
-    options.setdefault("policy", AddressPolicy((server.address,)))
+    options.setdefault("allowed", server.address)
     return download.download(file or server.file(), folder, pause=lambda seconds: None, **options)
 
 
@@ -254,9 +253,9 @@ def test_redirects_out_of_the_policy_are_refused(server: Server, tmp_path: Path,
 
 def test_https_is_the_default_and_holds_for_redirects(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only https:// addresses"):
-        fetch(server, tmp_path, policy=HTTPS_ONLY)
+        fetch(server, tmp_path, allowed="https://")
     assert server.ranges == []
-    redirects, body = download._CheckedRedirects(HTTPS_ONLY), io.BytesIO()
+    redirects, body = download._CheckedRedirects("https://"), io.BytesIO()
     request = urllib.request.Request("https://example.org/a")
     with pytest.raises(DataError, match=r"http://example\.org/a refused"):
         redirects.redirect_request(request, body, 302, "", {}, "http://example.org/a")
@@ -268,9 +267,9 @@ def test_https_is_the_default_and_holds_for_redirects(server: Server, tmp_path: 
 @pytest.mark.parametrize(
     "url", ["http://a.org/x", "ftp://a.org/x", "file:///x", "https://", "x", "HTTP://a.org"]
 )
-def test_addresses_the_policy_refuses(url: str) -> None:
+def test_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(DataError, match="refused"):
-        HTTPS_ONLY.require(url)
+        download.require_address(url)
 
 
 def test_offline_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,9 +364,7 @@ def test_load_with_download_fetches_decodes_and_then_needs_no_server(
     monkeypatch.setattr(
         loading,
         "download_file",
-        lambda *a, **k: download.download(
-            *a, **k, policy=AddressPolicy((server.address,)), pause=lambda s: None
-        ),
+        lambda *a, **k: download.download(*a, **k, allowed=server.address, pause=lambda s: None),
     )
     server.behave = lambda handler: send(handler, (tmp_path / "remote" / handler.path[1:]).read_bytes())
     dataset = loading.load("mnist", tmp_path / "root", download=True)

@@ -16,7 +16,7 @@ from made_up_runs import PLANNED, SCOPE, row, three_seeds
 
 from protoseam.lab.engine.config import ConfigError, to_dict
 from protoseam.lab.engine.files import read_json
-from protoseam.lab.experiments import aggregate, covariances, paper, reporting, study, tables
+from protoseam.lab.experiments import aggregate, paper, reporting, study, tables
 from protoseam.lab.experiments.plans import PLANS, QUICK, Scope
 
 ROOT = Path(__file__).parents[3]
@@ -351,7 +351,7 @@ def test_a_covariance_stands_with_its_seeds_and_its_measured_cost(tmp_path: Path
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "engine-h200.json").write_text(json.dumps(overhead))
     runs = {exact: row(exact, 0.78), isotropic: row(isotropic, 0.71)}
-    assert [line[1:] for line in covariances.covariance_table(runs, Scope(), tmp_path).rows] == [
+    assert [line[1:] for line in tables.covariance_table(runs, Scope(), tmp_path).rows] == [
         ["exact: one pass after each epoch", "78.00", "missing", "missing", "78.00", "+23.0 %"],
         ["running: from the training batches", "77.00", "missing", "79.00", "78.00", "+1.4 %"],
         ["running, diagonal", "missing", "76.00", "missing", "76.00", "not measured"],
@@ -361,8 +361,8 @@ def test_a_covariance_stands_with_its_seeds_and_its_measured_cost(tmp_path: Path
 
 def test_every_committed_run_with_another_covariance_is_in_the_table_and_not_run_again() -> None:
     results = ROOT / "results"
-    runs = covariances.adopt(study.read_study(results / "paper"), Scope(), results)
-    shown = tables.markdown(covariances.covariance_table(runs, Scope(), results))
+    runs = aggregate.adopt(study.read_study(results / "paper"), Scope(), results)
+    shown = tables.markdown(tables.covariance_table(runs, Scope(), results))
     for file in results.glob("covariance/*/summary.json"):
         assert f"| {100 * read_json(file)['test_accuracy']:.2f} |" in shown, file
     assert "covariance-cifar100-vit_s_conv-running-42" in runs

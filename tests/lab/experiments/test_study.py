@@ -200,15 +200,14 @@ def test_recipes_are_found_by_name_and_committed_runs_used_them() -> None:
 
 
 def test_a_recipe_says_its_command_its_time_and_the_papers_number() -> None:
-    told = RECIPES["tinyimagenet-resnet8-unlifted"].__doc__ or ""
+    told = RECIPES["tinyimagenet-resnet8-unlifted"].about
     assert (
         "TinyImageNet, ResNet-8, Unlifted: learning rate 0.05, weight decay 0.001 (Baseline's), 200 epochs"
         in told
     )
     assert "``protoseam train --recipe tinyimagenet-resnet8-unlifted``" in told
     assert "Expect 58.32 % test accuracy (paper; at seeds 42, 43, 44: 57.70, 58.51, 58.75)" in told
-    for name, make in RECIPES.items():
-        config, told = make(), make.__doc__ or ""
+    for name, (config, told) in RECIPES.items():
         data, model, variant = name.split("-")
         assert (config.data, config.model, config.variant) == (data, network(model), variant)
         assert f"learning rate {config.optim.lr:g}, weight decay {config.optim.weight_decay:g}" in told
@@ -218,8 +217,8 @@ def test_a_recipe_says_its_command_its_time_and_the_papers_number() -> None:
         "cifar100-vit_s_conv-protoseam",
         "cifar100-vit_s-protoseam",
     ):  # neither is known to be the paper's
-        assert "Compare with 70.53 % test accuracy (paper;" in (RECIPES[name].__doc__ or "")
-    assert "about 7 min on one H200" in (RECIPES["cifar100-resnet8-protoseam"].__doc__ or "")
+        assert "Compare with 70.53 % test accuracy (paper;" in RECIPES[name].about
+    assert "about 7 min on one H200" in RECIPES["cifar100-resnet8-protoseam"].about
 
 
 def test_the_stated_times_are_those_of_the_committed_runs() -> None:

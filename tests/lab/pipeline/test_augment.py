@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from one_operation import apply_op
 from torch import Tensor
 from torchvision.transforms import v2
 
 from protoseam.lab.pipeline import augment as augment_module
 from protoseam.lab.pipeline.augment import Augmentation, Draws, Erase, augment, draw_parameters, normalise
 from protoseam.lab.pipeline.counter_rng import random_words
-from protoseam.lab.pipeline.randaugment import OPS, RandAugment, apply_op
+from protoseam.lab.pipeline.randaugment import OPS, RandAugment
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_operation import apply_op
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 from torchvision.transforms import v2
 
 from protoseam.lab.pipeline import randaugment
-from protoseam.lab.pipeline.randaugment import OPS, RandAugment, apply_op
+from protoseam.lab.pipeline.randaugment import OPS, RandAugment
 
 SPACE = v2.RandAugment._AUGMENTATION_SPACE
 SHAPES = [(3, 32, 32), (3, 64, 64), (1, 28, 28), (1, 8, 8), (3, 21, 34)]
@@ -189,17 +190,11 @@ def test_input_is_left_alone() -> None:
 
 
 def test_errors_name_the_value_and_the_remedy() -> None:
-    image, op, negative = (
-        torch.zeros(2, 3, 8, 8, dtype=torch.uint8),
-        torch.zeros(2).long(),
-        torch.zeros(2) > 0,
-    )
-    with pytest.raises(ValueError, match=r"\(2, 3, 8, 8\) torch.float32.*uint8"):
-        apply_op(image.float(), op, negative)
+    image = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"normalise: .*\(2, 3, 8, 8\) torch.float32.*uint8"):
+        randaugment.check_images(image.float(), "normalise")
     with pytest.raises(ValueError, match=r"\(2, 2, 8, 8\)"):
-        apply_op(image[:, :2], op, negative)
-    with pytest.raises(ValueError, match=r"2 images with op_B \(1,\)"):
-        apply_op(image, op[:1], negative)
+        randaugment.check_images(image[:, :2], "normalise")
     with pytest.raises(ValueError, match="magnitude=31 is no bin of bins=31"):
         RandAugment(magnitude=31)
     with pytest.raises(ValueError, match="num_ops=-1"):

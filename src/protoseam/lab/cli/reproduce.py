@@ -65,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
     if args.part == "recipes":
         from protoseam.lab.experiments.recipes import RECIPES
 
-        print("\n".join(str(make.__doc__) for make in RECIPES.values()))
+        print("\n".join(recipe.about for recipe in RECIPES.values()))
         return 0
     from protoseam.lab.cli.options import at_least_one, distinct
     from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
-    from protoseam.lab.experiments.covariances import adopt
+    from protoseam.lab.experiments.aggregate import adopt
     from protoseam.lab.experiments.study import read_study
 
     at_least_one("epochs", args.epochs)

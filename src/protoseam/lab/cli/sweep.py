@@ -194,6 +194,7 @@ def _report(searches: list[Search], out: Path) -> bool:
         own = "unlifted" in tuned or (out / "unlifted" / "trials.csv").exists()
         if variant == "baseline" and not own and best is not None:
             why = "Baseline's settings, as in the paper (rem:confound); sweep --tune-unlifted searches for its own"
-            inherited = report.write_best(out / "unlifted", report.inherit(best, "unlifted"), why)
+            theirs = dataclasses.replace(best, variant="unlifted")
+            inherited = report.write_best(out / "unlifted", theirs, why)
             print(f"Unlifted inherits: protoseam train --config {shlex.quote(str(inherited))}")
     return found

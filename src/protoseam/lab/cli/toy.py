@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     remarks = sys.stderr if args.json else sys.stdout
     _print_agreement(simulation, remarks)
     if args.out is not None:
-        from protoseam.lab.experiments.toy_figures import save_toy_figures
+        from protoseam.lab.experiments.figures import save_toy_figures
 
         try:
             paths = save_toy_figures(rows, args.out, seed=args.seed)

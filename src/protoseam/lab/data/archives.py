@@ -21,13 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from protoseam.errors import DataError
-from protoseam.lab.data.streams import (
-    DEFAULT_LIMITS,
-    ForwardReader,
-    Limits,
-    damage_as_data_error,
-    decompressed,
-)
+from protoseam.lab.data import streams
+from protoseam.lab.data.streams import DEFAULT_LIMITS, Limits, damage_as_data_error
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 ARCHIVE_SUFFIXES = (*TAR_SUFFIXES, ".zip")
@@ -74,15 +69,11 @@ class FolderTree(Tree):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._files: dict[str, os.stat_result] = {}
-        self._folders: list[str] = []
+        self.folders: list[str] = []  # relative names, empty ones too, which a message can then name
         self._scan("", frozenset())
 
     def names(self) -> list[str]:
         return list(self._files)
-
-    def folders(self) -> list[str]:
-        """Return the relative names of all sub-folders, empty ones too, which a message can then name."""
-        return self._folders
 
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
         for name in self._files:
@@ -109,7 +100,7 @@ class FolderTree(Tree):
             if ignored(name):
                 continue
             if entry.is_dir():
-                self._folders.append(name)
+                self.folders.append(name)
                 self._scan(f"{name}/", above | {real})
             elif entry.is_file():  # a dangling link or a pipe is neither
                 self._files[name] = entry.stat()
@@ -139,16 +130,24 @@ def only(names: Iterable[str]) -> Callable[[str], bool]:
     return lambda name: name.rsplit("/", 1)[-1] in last_names
 
 
-class ZipTree(Tree):
+class _Archive(Tree):
     def names(self) -> list[str]:
-        with damage_as_data_error(self.path, "zip archive"), zipfile.ZipFile(self.path) as archive:
-            return sorted(name for name in self._members(archive) if not ignored(name))
+        return sorted(name for name, _ in self._walk(lambda name: False))
 
     def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+        return ((name, data) for name, data in self._walk(wanted) if data is not None)
+
+    @abstractmethod
+    def _walk(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
+        """Yield every file that is not ignored, with its content if it is wanted."""
+
+
+class ZipTree(_Archive):
+    def _walk(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
         with damage_as_data_error(self.path, "zip archive"), zipfile.ZipFile(self.path) as archive:
             for name, info in self._members(archive).items():
-                if not ignored(name) and wanted(name):
-                    yield name, archive.read(info)  # checks the CRC, and stops at the declared size
+                if not ignored(name):  # reading checks the CRC, and stops at the declared size
+                    yield name, archive.read(info) if wanted(name) else None
 
     def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         """Check the whole directory before the first byte of the first member is read."""
@@ -177,19 +176,13 @@ class ZipTree(Tree):
         return found
 
 
-class TarTree(Tree):
+class TarTree(_Archive):
     """A tar archive, plain or compressed, read forwards only and within limits."""
-
-    def names(self) -> list[str]:
-        return sorted(name for name, _ in self._walk(lambda name: False))
-
-    def read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-        return ((name, data) for name, data in self._walk(wanted) if data is not None)
 
     def _walk(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
         damage = damage_as_data_error(self.path, "tar archive")
-        with damage, self.path.open("rb") as packed, decompressed(packed) as plain:
-            forward = ForwardReader(plain, str(self.path), self.path.stat().st_size, self._limits)
+        with damage, self.path.open("rb") as packed, streams.decompressed(packed) as plain:
+            forward = streams.ForwardReader(plain, str(self.path), self.path.stat().st_size, self._limits)
             tally = _Tally(self.path, self._limits)
             with tarfile.open(fileobj=forward, mode="r:") as archive:
                 for member in archive:
@@ -218,14 +211,14 @@ def open_tree(path: Path, limits: Limits = DEFAULT_LIMITS) -> Tree:
     raise DataError(f"{path} is neither a folder nor an archive ({', '.join(ARCHIVE_SUFFIXES)})")
 
 
-def extract(archive: Path, destination: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+def extract(archive: Path, destination: Path) -> None:
     """Unpack into a new folder: all of it or, if anything is refused or fails, none of it."""
     if destination.exists():
         raise DataError(f"{destination} already exists: remove it, or choose another place to unpack to")
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=destination.parent))
     try:
-        for name, data in open_tree(archive, limits).read(lambda name: True):
+        for name, data in open_tree(archive).read(lambda name: True):
             target = staging / name
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,11 @@ def read_array_folder(folder: Path, name: str) -> ArrayDataset:
         except Exception as error:  # numpy raises half a dozen kinds for a damaged file
             raise DataError(f"{path} cannot be read as an .npy file: {error}") from error
     names = folder / "classes.txt"
-    return _assemble(name, loaded, _listed_names(names) if names.is_file() else None)
+    try:
+        listed = tuple(names.read_text(encoding="utf-8").splitlines()) if names.is_file() else None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{names} is not UTF-8 text ({error}): write one name per line in UTF-8") from error
+    return _assemble(name, loaded, listed)
 
 
 def parse_npy(data: bytes, where: str) -> NDArray[Any]:
@@ -145,13 +149,6 @@ def _labels(array: NDArray[Any], where: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _listed_names(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(path.read_text(encoding="utf-8").splitlines())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}): write one name per line in UTF-8") from error
-
-
 def _class_names(array: NDArray[Any], where: str) -> tuple[str, ...]:
     if array.ndim != 1 or array.dtype.kind not in "US":
         raise DataError(f"{where} is {array.dtype} of shape {array.shape}: class names must be a row of text")
@@ -164,10 +161,8 @@ def _class_names(array: NDArray[Any], where: str) -> tuple[str, ...]:
 def _assemble(name: str, arrays: dict[str, NDArray[Any]], classes: tuple[str, ...] | None) -> ArrayDataset:
     """Check the four arrays, given by where they come from, in the order of :class:`ArrayDataset`."""
     (x, train_x), (y, train_y), (other_x, test_x), (other_y, test_y) = arrays.items()
-    train, test = (
-        (_samples(train_x, x), _labels(train_y, y)),
-        (_samples(test_x, other_x), _labels(test_y, other_y)),
-    )
+    train = _samples(train_x, x), _labels(train_y, y)
+    test = _samples(test_x, other_x), _labels(test_y, other_y)
     if classes is None:  # a class that neither split names cannot be known of: count up to the highest label
         highest = max((int(labels.max()) for _, labels in (train, test) if labels.size), default=-1)
         classes = tuple(str(label) for label in range(highest + 1))

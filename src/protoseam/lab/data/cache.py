@@ -40,11 +40,11 @@ def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset
     """Return the cached data set for these source files, or build and cache it if it is missing or damaged."""
     folder = folder_of(root, name, stamp)
     if folder.exists():
-        damage = quick_damage(folder)
-        if damage is None:
+        why = damage(folder)
+        if why is None:
             return read_array_folder(folder, name)
         warnings.warn(
-            f"the decoded copy {folder} is damaged ({damage}) and is rebuilt from its source",
+            f"the decoded copy {folder} is damaged ({why}) and is rebuilt from its source",
             DataWarning,
             stacklevel=4,
         )
@@ -76,11 +76,11 @@ def newest(root: Path, name: str) -> Path | None:
         key=lambda folder: folder.lstat().st_mtime,
         reverse=True,
     )
-    return next((folder for folder in folders if quick_damage(folder) is None), None)
+    return next((folder for folder in folders if damage(folder) is None), None)
 
 
-def quick_damage(folder: Path) -> str | None:
-    """Return what is wrong with a cache as far as its arrays need not be read, or None."""
+def damage(folder: Path, *, hashes: bool = False) -> str | None:
+    """Return what is wrong with a cache, or None. Its arrays are read to compare ``hashes`` only."""
     for path in (folder, *(folder / file for file in (*_FILES, _MANIFEST))):
         if path.is_symlink():
             return f"{path.name} is a link"
@@ -88,28 +88,19 @@ def quick_damage(folder: Path) -> str | None:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["reader"] != READER_VERSION:
             return f"written by reader version {manifest['reader']}, now {READER_VERSION}"
-        sizes = {file: int(manifest["files"][file]["bytes"]) for file in _FILES}
-        _ = [str(manifest["files"][file]["sha256"]) for file in _FILES]
+        listed = {file: manifest["files"][file] for file in _FILES}
+        expected = {file: (int(one["bytes"]), str(one["sha256"])) for file, one in listed.items()}
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         return f"{_MANIFEST} cannot be read: {type(error).__name__}"
-    for file, size in sizes.items():
+    for file, (size, sha256) in expected.items():
         path = folder / file
         if not path.is_file():
             return f"{file} is missing"
         if path.stat().st_size != size:
             return f"{file} has {path.stat().st_size:,} bytes, not {size:,}"
+        if hashes and sha256_of(path) != sha256:
+            return f"{file} does not match its SHA-256"
     return None
-
-
-def full_damage(folder: Path) -> str | None:
-    """Return what `quick_damage` finds, or a file whose SHA-256 is not the manifest's, or None."""
-    damage = quick_damage(folder)
-    if damage is None:
-        files = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
-        for file in _FILES:
-            if sha256_of(folder / file) != files[file]["sha256"]:
-                return f"{file} does not match its SHA-256"
-    return damage
 
 
 def sha256_of(path: Path) -> str:
@@ -130,7 +121,11 @@ def discard(folder: Path) -> None:
 def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
     refuse_link(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
+    for leftover in folder.parent.glob(
+        f"{_STAGING}*"
+    ):  # of killed processes; a younger one may be being written
+        if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=folder.parent))
     try:
         arrays = (dataset.train_images, dataset.train_labels, dataset.test_images, dataset.test_labels)
@@ -151,12 +146,12 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
             sync(staging / file)
         sync(staging)
         staging.chmod(0o755)  # mkdtemp's 0700 would hide it from colleagues
-        if (folder.exists() or folder.is_symlink()) and quick_damage(folder) is not None:
+        if (folder.exists() or folder.is_symlink()) and damage(folder) is not None:
             discard(folder)
         try:
             os.rename(staging, folder)
         except OSError:
-            if quick_damage(folder) is not None:  # else another process was first, with the same content
+            if damage(folder) is not None:  # else another process was first, with the same content
                 raise
         sync(folder.parent)
     finally:
@@ -172,13 +167,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what killed processes left behind; a younger folder may still be being written."""
-    for leftover in parent.glob(f"{_STAGING}*"):
-        if time.time() - leftover.lstat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _file_name(name: str) -> str:

@@ -68,7 +68,7 @@ def default_root() -> Path:
 
 def find(name: str) -> Entry | None:
     """Return the entry of that name, ignoring case, hyphens and underscores, or None."""
-    return _BY_PLAIN_NAME.get(_plain(name))
+    return next((item for item in CATALOG.values() if _plain(item.name) == _plain(name)), None)
 
 
 def entry(name: str) -> Entry:
@@ -158,5 +158,3 @@ CATALOG: dict[str, Entry] = {item.name: item for item in (
           _archives("https://cs231n.stanford.edu/", _TINY_FILE, ("tinyimagenet", "tiny-imagenet-200")),
           (".", "tinyimagenet")),
 )}  # fmt: skip
-
-_BY_PLAIN_NAME = {_plain(name): item for name, item in CATALOG.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,8 @@ def check(dataset: ArrayDataset) -> None:
     if errors:
         listed = "".join(f"\n  - {error}" for error in errors)
         raise DataError(f"{dataset.name} cannot be trained on:{listed}")
-    _warn_oddities(dataset)
+    for oddity in _oddities(dataset):
+        warnings.warn(f"{dataset.name}: {oddity}", DataWarning, stacklevel=2)
 
 
 def _array_errors(dataset: ArrayDataset) -> list[str]:
@@ -140,22 +141,17 @@ def _label_errors(dataset: ArrayDataset) -> list[str]:
     return errors
 
 
-def _warn_oddities(dataset: ArrayDataset) -> None:
+def _oddities(dataset: ArrayDataset) -> Iterator[str]:
     single = np.flatnonzero(np.bincount(dataset.train_labels, minlength=dataset.num_classes) == 1)
     if single.size:
-        _warn(
-            f"{dataset.name}: {single.size} classes have a single training image: "
-            f"{_names(dataset.classes, single)}; a class covariance cannot be estimated from one, only the "
-            "floor is left of it, and none can go to validation. Add images if you can."
+        yield (
+            f"{single.size} classes have a single training image: {_names(dataset.classes, single)}; a class "
+            "covariance cannot be estimated from one, only the floor is left of it, and none can go to validation. "
+            "Add images if you can."
         )
     for split, images, _ in _splits(dataset):
         if len(images) > 1 and _all_identical(images):
-            _warn(f"{dataset.name}: all {len(images)} {split} images are identical; check the source files")
-
-
-def _warn(message: str) -> None:
-    # stacklevel 4: the line that called check() (or load(), one further up, which is close enough)
-    warnings.warn(message, DataWarning, stacklevel=4)
+            yield f"all {len(images)} {split} images are identical; check the source files"
 
 
 def _splits(dataset: ArrayDataset) -> tuple[tuple[str, NDArray[Any], NDArray[np.int64]], ...]:

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
@@ -32,32 +32,23 @@ _UNKNOWN_SIZE_LIMIT = 16 * 2**30
 Report = Callable[[int, int | None], None]  # bytes so far, bytes in all
 
 
-@dataclass(frozen=True)
-class AddressPolicy:
-    """The addresses that may be asked, redirects included. The tests allow their own loopback server."""
-
-    prefixes: tuple[str, ...] = ("https://",)
-
-    def require(self, url: str) -> None:
-        if not url.lower().startswith(self.prefixes) or not urlsplit(url).hostname:
-            raise DataError(
-                f"{url} refused: only {' or '.join(self.prefixes)} addresses are downloaded from, as anyone on "
-                "the way can alter the rest"
-            )
-
-
-HTTPS_ONLY = AddressPolicy()
+def require_address(url: str, allowed: str = "https://") -> None:
+    """Refuse an address that does not begin as it must. The tests allow their own loopback server."""
+    if not url.lower().startswith(allowed) or not urlsplit(url).hostname:
+        raise DataError(
+            f"{url} refused: only {allowed} addresses are downloaded from, as anyone on the way can alter the rest"
+        )
 
 
 class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    def __init__(self, policy: AddressPolicy) -> None:
-        self._policy = policy
+    def __init__(self, allowed: str) -> None:
+        self._allowed = allowed
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         try:
-            self._policy.require(urljoin(req.full_url, newurl))
+            require_address(urljoin(req.full_url, newurl), self._allowed)
         except DataError:
             fp.close()
             raise
@@ -77,7 +68,7 @@ def download(
     folder: Path,
     *,
     sha256: str | None = None,
-    policy: AddressPolicy = HTTPS_ONLY,
+    allowed: str = "https://",
     report: Report | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Path:
@@ -93,14 +84,12 @@ def download(
     if target.is_file():
         if (found := sha256_of(target)) == expected:
             return target
-        raise DataError(
-            f"{target} exists with the SHA-256 {found}, not {expected}: move it away, or {by_hand}"
-        )
-    policy.require(file.url)
+        raise DataError(f"{target} has the SHA-256 {found}, not {expected}: move it away, or {by_hand}")
+    require_address(file.url, allowed)
     _make_room(folder, file)
     part = folder / f"{file.name}.part"
     refuse_link(part)
-    opener = urllib.request.build_opener(_CheckedRedirects(policy))
+    opener = urllib.request.build_opener(_CheckedRedirects(allowed))
     for attempt in range(_ATTEMPTS):
         resumed = part.exists() and part.stat().st_size > 0
         try:
@@ -175,9 +164,9 @@ def _transfer(
     try:
         request = urllib.request.Request(file.url, headers=headers)
         with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
-            continued = answer.status == 206 and _range_start(answer) == have
-            if not continued:  # the server sends the whole file, so what is there already goes
-                have = 0
+            begins = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or not begins or int(begins[1]) != have:
+                have = 0  # the server sends the whole file, so what is there already goes
             length = answer.headers.get("Content-Length", "")
             total = have + int(length) if length.isdecimal() else file.size
             _receive(answer, part, have, total, file, report)
@@ -218,16 +207,21 @@ def _receive(
         raise _Interrupted(f"the connection ended {total - have:,} bytes early")
 
 
-def _range_start(answer: Any) -> int | None:
-    matched = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-    return int(matched.group(1)) if matched else None
-
-
 @contextmanager
 def progress(name: str) -> Iterator[Report]:
     """Show a progress bar on a terminal, and one line per tenth elsewhere; both on stderr."""
     if not sys.stderr.isatty():
-        yield _plain_report(name)
+        last = -1
+
+        def report(done: int, total: int | None) -> None:
+            nonlocal last
+            tenth = done * 10 // total if total else done // (50 * 2**20)
+            if tenth > last:
+                last = tenth
+                of_all = f" of {total / 1e6:.1f} MB ({done / total:.0%})" if total else " MB"
+                print(f"{name}: {done / 1e6:.1f}{of_all}", file=sys.stderr, flush=True)
+
+        yield report
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -236,17 +230,3 @@ def progress(name: str) -> Iterator[Report]:
     with Progress("{task.description}", BarColumn(), *speed, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_report(name: str) -> Report:
-    last = -1
-
-    def report(done: int, total: int | None) -> None:
-        nonlocal last
-        tenth = done * 10 // total if total else done // (50 * 2**20)
-        if tenth > last:
-            last = tenth
-            of_all = f" of {total / 1e6:.1f} MB ({done / total:.0%})" if total else " MB"
-            print(f"{name}: {done / 1e6:.1f}{of_all}", file=sys.stderr, flush=True)
-
-    return report

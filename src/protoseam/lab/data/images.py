@@ -34,10 +34,8 @@ MAX_PIXELS = 4096 * 4096
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-TRAIN_FOLDERS = (
-    "train",
-    "training",
-)  # in any case; of the test folders the first that exists is the test set
+# in any case; of the test folders the first that exists is the test set
+TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
 
@@ -65,16 +63,34 @@ def resize_image(image: Any, size: int) -> Any:
     return image.crop((left, top, left + size, top + size))
 
 
+def resize_pixels(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Scale pixels (H, W, C) to cover the new size, channel by channel, and crop the centre.
+
+    For a square this is :func:`resize_image`.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    planes = [_pillow().fromarray(np.ascontiguousarray(pixels[..., c])) for c in range(pixels.shape[2])]
+    return np.stack([np.asarray(_cover(plane, height, width)) for plane in planes], axis=2)
+
+
+def _cover(image: Any, height: int, width: int) -> Any:
+    if height == width:
+        return resize_image(image, height)
+    scale = max(width / image.size[0], height / image.size[1])
+    size = max(width, round(image.size[0] * scale)), max(height, round(image.size[1] * scale))
+    image = image.resize(size, _pillow().Resampling.BILINEAR)
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
 def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Apply :func:`resize_image` to an array of images (N, H, W, C)."""
     if images.shape[1:3] == (size, size):
         return images
-    pil = _pillow()
     resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
     for row, image in zip(resized, images, strict=True):
-        for channel in range(image.shape[2]):
-            plane = pil.fromarray(np.ascontiguousarray(image[..., channel]))
-            row[..., channel] = np.asarray(resize_image(plane, size))
+        row[:] = resize_pixels(image, size, size)
     return resized
 
 
@@ -136,7 +152,9 @@ def decode_all(
             if (h, w) != (height, width)
         ]
     if problems or images is None:
-        raise _report(where, problems, hint)
+        lines = "".join(f"\n  - {name} {problem}" for name, problem in problems[:_SHOWN])
+        more = f"\n  … and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}{hint}")
     return np.ascontiguousarray(images[..., :1]) if all_grey else images
 
 
@@ -156,7 +174,7 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
     """
     pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
     prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
-    folders = tree.folders() if isinstance(tree, FolderTree) else []
+    folders = tree.folders if isinstance(tree, FolderTree) else []
     train, test, empty = _layout(
         str(tree.path),
         [file.removeprefix(prefix) for file in pictures],
@@ -327,12 +345,6 @@ def _allocate(where: str, count: int, shape: tuple[int, ...]) -> NDArray[np.uint
         raise DataError(
             f"{where}: {count:,} images of {shape} need {needed:.1f} GiB of memory, more than there is: shrink them"
         ) from error
-
-
-def _report(where: str, problems: list[tuple[str, str]], hint: str = "") -> DataError:
-    lines = "".join(f"\n  - {name} {problem}" for name, problem in problems[:_SHOWN])
-    more = f"\n  … and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return DataError(f"{where}: {len(problems)} image files cannot be used:{lines}{more}{hint}")
 
 
 def _pillow() -> ModuleType:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +21,13 @@ from protoseam.lab.data.download import download as download_file
 from protoseam.lab.data.download import progress
 from protoseam.lab.data.split import stratified_split
 
-Reader = Callable[[Tree, str, tuple[str, ...]], ArrayDataset]
-
-READERS: dict[str, Reader] = {
+READERS: dict[str, readers.Reader] = {
     "idx": readers.read_idx,
     "cifar10-python": readers.read_cifar10_python,
     "cifar10-binary": readers.read_cifar10_binary,
     "cifar100-python": readers.read_cifar100_python,
     "cifar100-binary": readers.read_cifar100_binary,
     "tinyimagenet": images.read_tiny_imagenet,
-    "images": lambda tree, name, classes: images.read_image_folder(tree, name),
 }
 
 
@@ -53,28 +50,31 @@ def load(
         DataError: if the data is missing, damaged, unsafe or not fit to train on.
     """
     root = _root(root)
-    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    entry = _entry(name_or_path)
     if entry is not None:
         dataset = _load_named(entry, root, download)
-        _warn_if_not_whole(entry, dataset)
+        sizes = (len(dataset.train_labels), len(dataset.test_labels))
+        if sizes != (entry.train_size, entry.test_size):
+            warnings.warn(
+                f"{entry.name} has {sizes[0]:,} training and {sizes[1]:,} test images here; the official set has "
+                f"{entry.train_size:,} and {entry.test_size:,}. Results will not compare with published ones.",
+                DataWarning,
+                stacklevel=2,
+            )
     else:
         dataset = _load_path(name_or_path, root, image_size)
     check(dataset)
-    return dataset if image_size is None else _resized(dataset, image_size)
+    if image_size is None:
+        return dataset
+    if dataset.train_images.ndim != 4:
+        raise DataError(f"image_size={image_size}, but {dataset.name} has features, not images: leave it out")
+    both = (dataset.train_images, dataset.test_images)
+    train, test = (images.resize_arrays(part, image_size) for part in both)
+    return dataclasses.replace(dataset, train_images=train, test_images=test)
 
 
 def _root(given: Path | None) -> Path:
     return Path(given).expanduser() if given is not None else catalog.default_root()
-
-
-def _resized(dataset: ArrayDataset, size: int) -> ArrayDataset:
-    if dataset.train_images.ndim != 4:
-        raise DataError(f"image_size={size}, but {dataset.name} has features, not images: leave it out")
-    return dataclasses.replace(
-        dataset,
-        train_images=images.resize_arrays(dataset.train_images, size),
-        test_images=images.resize_arrays(dataset.test_images, size),
-    )
 
 
 def describe(dataset: ArrayDataset) -> str:
@@ -148,17 +148,6 @@ def _load_named(entry: Entry, root: Path, download: bool) -> ArrayDataset:
     return cache.cached(root, entry.name, stamp_of(tree, kind), lambda: read(tree, entry.name, entry.classes))
 
 
-def _warn_if_not_whole(entry: Entry, dataset: ArrayDataset) -> None:
-    sizes = (len(dataset.train_labels), len(dataset.test_labels))
-    if sizes != (entry.train_size, entry.test_size):
-        warnings.warn(
-            f"{entry.name} has {sizes[0]:,} training and {sizes[1]:,} test images here; the official set has "
-            f"{entry.train_size:,} and {entry.test_size:,}. Results will not compare with published ones.",
-            DataWarning,
-            stacklevel=3,
-        )
-
-
 def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDataset:
     path = Path(given).expanduser()
     try:
@@ -179,14 +168,10 @@ def _load_path(given: str, root: Path, image_size: int | None = None) -> ArrayDa
         return arrays.read_array_folder(path, name)
     tree = archives.open_tree(path)
     kind = format_of(tree)
-    if kind == "images":  # resized as they are decoded: only then may their sizes differ
-        return cache.cached(
-            root,
-            name,
-            stamp_of(tree, kind, image_size),
-            lambda: images.read_image_folder(tree, name, image_size=image_size),
-        )
-    return cache.cached(root, name, stamp_of(tree, kind), lambda: READERS[kind](tree, name, ()))
+    read = READERS.get(kind)
+    if read is None:  # resized as they are decoded: only then may their sizes differ
+        read = functools.partial(images.read_image_folder, image_size=image_size)
+    return cache.cached(root, name, stamp_of(tree, kind, image_size), lambda: read(tree, name))
 
 
 def stamp_of(tree: Tree, kind: str, image_size: int | None = None) -> cache.Stamp:
@@ -232,9 +217,8 @@ def _missing(entry: Entry, root: Path) -> str:
     options = []
     for source in entry.sources:
         files = " and ".join(str(folder / file.name) for file in source.files)
-        options.append(
-            f"put {files} in place" + (f" (or the folder {source.folder})" if source.folder else "")
-        )
+        unpacked = f" (or the folder {source.folder})" if source.folder else ""
+        options.append(f"put {files} in place{unpacked}")
     return (
         f"{entry.name} is not under {root}. Either {'; or '.join(options)}; or run `protoseam data get "
         f"{entry.name}` (load(…, download=True)), which fetches {entry.sources[0].download_size / 1e6:.0f} MB from "
@@ -245,7 +229,11 @@ def _missing(entry: Entry, root: Path) -> str:
 
 def is_catalogued(given: str) -> bool:
     """Return whether this names a data set of the catalogue; anything else is the user's own data."""
-    return not looks_like_path(given) and catalog.find(given) is not None
+    return _entry(given) is not None
+
+
+def _entry(given: str) -> Entry | None:
+    return None if looks_like_path(given) else catalog.find(given)
 
 
 def looks_like_path(given: str) -> bool:
@@ -256,10 +244,8 @@ def looks_like_path(given: str) -> bool:
 def path_name(path: Path) -> str:
     """Return the name of a data set read from a path: the file's or folder's name without its suffix."""
     name = path.resolve().name
-    for suffix in (*sorted(archives.ARCHIVE_SUFFIXES, key=len, reverse=True), ".npz"):
-        if name.lower().endswith(suffix):
-            return name[: -len(suffix)]
-    return name
+    longest = max((s for s in (*archives.ARCHIVE_SUFFIXES, ".npz", "") if name.lower().endswith(s)), key=len)
+    return name[: len(name) - len(longest)]
 
 
 @dataclass(frozen=True)
@@ -289,7 +275,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
     """
     root = _root(root)
     path = Path(name_or_path).expanduser()
-    entry = None if looks_like_path(name_or_path) else catalog.find(name_or_path)
+    entry = _entry(name_or_path)
     findings: list[Finding] = []
     tree: Tree | None = None
     kind = ""
@@ -305,7 +291,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
     elif entry is not None:
         folder = cache.newest(root, entry.name)
     if folder is not None and folder.exists():
-        damage = cache.full_damage(folder)
+        damage = cache.damage(folder, hashes=True)
         if damage is None:
             findings.append(Finding(str(folder), True, "every SHA-256 matches its manifest"))
         elif tree is not None:

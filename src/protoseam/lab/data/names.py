@@ -32,9 +32,7 @@ def refuse_unprintable(where: str, names: Iterable[object]) -> None:
 
 def for_terminal(text: str) -> str:
     """Return the text with everything but letters, signs and line breaks as escapes: \\x1b."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def for_markdown(text: str) -> str:

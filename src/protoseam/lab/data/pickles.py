@@ -110,9 +110,8 @@ def _inspect(data: bytes) -> None:
             raise DataError(f"the pickle has more than {_MAX_INSTRUCTIONS:,} instructions")
         if instruction.name not in _INSTRUCTIONS:
             raise DataError(f"the pickle uses the instruction {instruction.name}")
-        if (
-            instruction.name == "GLOBAL"
-        ):  # its argument is "module name", so it is refused before it is followed
+        if instruction.name == "GLOBAL":
+            # its argument is "module name", so it is refused before it is followed
             module, _, name = str(argument).partition(" ")
             if (module, name) not in _STAND_INS:
                 raise DataError(f"the pickle asks for {module}.{name}")

@@ -7,7 +7,7 @@ small functions underneath take bytes; given any bytes at all, they return array
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from protoseam.lab.data.pickles import read_cifar_pickle
 from protoseam.lab.data.streams import inflate
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Reader = Callable[..., ArrayDataset]  # of a tree, a name and, where the catalogue has them, the class names
 
 _SIDE, _CHANNELS = 32, 3
 _PIXELS = _SIDE * _SIDE * _CHANNELS
@@ -73,6 +74,8 @@ def parse_cifar_python(data: bytes, where: str, label_key: str) -> Arrays:
         raise DataError(f"{where} has no array 'data' of n × {_PIXELS} bytes; its keys are {sorted(batch)}")
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
         raise DataError(f"{where} has no list {label_key!r} of labels; its keys are {sorted(batch)}")
+    if len(pixels) != len(labels):
+        raise DataError(f"{where} has {len(pixels)} images but {len(labels)} labels; fetch it again")
     return _planes_to_images(pixels), np.array(labels, dtype=np.int64)
 
 
@@ -103,79 +106,61 @@ def read_idx(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset
     return ArrayDataset(name, *train, *test, tuple(classes) or _numbers(highest + 1))
 
 
-def _read_cifar(
-    tree: Tree, name: str, classes: Sequence[str], train: list[str], test: str, names: str, **form: Any
-) -> ArrayDataset:
-    """CIFAR from its training files, its test file and, where it is there, the file of class names.
+def _cifar(count: int, train: Sequence[str], test: str, names: str, labels: int | str) -> Reader:
+    """Return the reader of one form of CIFAR: its training files, its test file and, if it is there, its class names.
 
-    ``form`` is ``label_bytes`` of binary records, or ``labels`` and ``label_names``, the keys of pickled dicts.
+    ``labels`` is the number of label bytes in a binary record, or the key of the labels in a pickled dict.
     """
-    files = _collect(tree, [*train, test], [names])
-    where = {file: f"{tree.path}: {file}" for file in files}
-    if "label_bytes" in form:
-        parts = [parse_cifar_binary(files[file], where[file], form["label_bytes"]) for file in (*train, test)]
-        classes = _text_names(files.get(names, b"")) or classes
-    else:
-        parts = [parse_cifar_python(files[file], where[file], form["labels"]) for file in (*train, test)]
-        if names in files:
-            classes = _pickled_names(files[names], where[names], form["label_names"]) or classes
-    return _joined(name, parts[:-1], parts[-1], classes)
+
+    def read(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
+        files: dict[str, bytes] = {}
+        for member, data in tree.read(only([*train, test, names])):
+            last = member.rsplit("/", 1)[-1]
+            if last in files:
+                raise DataError(f"{tree.path} has {last} in more than one folder; keep one of them")
+            files[last] = data
+        _require(tree, [*train, test], files)
+        parts = []
+        for file in (*train, test):
+            where = f"{tree.path}: {file}"
+            if isinstance(labels, int):
+                parts.append(parse_cifar_binary(files[file], where, labels))
+            else:
+                parts.append(parse_cifar_python(files[file], where, labels))
+        own = _class_names(files[names], f"{tree.path}: {names}", labels) if names in files else ()
+        *images, test_images = [images for images, _ in parts]
+        *numbers, test_labels = [numbers for _, numbers in parts]
+        together = np.concatenate(images), np.concatenate(numbers)
+        return ArrayDataset(
+            name, *together, test_images, test_labels, own or tuple(classes) or _numbers(count)
+        )
+
+    return read
 
 
-def read_cifar10_python(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    train = [f"data_batch_{i}" for i in range(1, 6)]
-    keys = {"labels": "labels", "label_names": "label_names"}
-    return _read_cifar(tree, name, classes or _numbers(10), train, "test_batch", "batches.meta", **keys)
+def _class_names(data: bytes, where: str, labels: int | str) -> tuple[str, ...]:
+    if isinstance(labels, int):
+        return tuple(data.decode("utf-8", "replace").split())
+    key = f"{labels.removesuffix('s')}_names"
+    names = read_cifar_pickle(data, where).get(key)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{where} has no list {key!r} of class names; fetch it again")
+    return tuple(names)
 
 
-def read_cifar10_binary(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    train, test, names = [f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin", "batches.meta.txt"
-    return _read_cifar(tree, name, classes or _numbers(10), train, test, names, label_bytes=1)
-
-
-def read_cifar100_python(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    keys = {"labels": "fine_labels", "label_names": "fine_label_names"}
-    return _read_cifar(tree, name, classes or _numbers(100), ["train"], "test", "meta", **keys)
-
-
-def read_cifar100_binary(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
-    names = "fine_label_names.txt"
-    return _read_cifar(tree, name, classes or _numbers(100), ["train.bin"], "test.bin", names, label_bytes=2)
+_BATCHES = [f"data_batch_{i}" for i in range(1, 6)]
+read_cifar10_python = _cifar(10, _BATCHES, "test_batch", "batches.meta", "labels")
+read_cifar10_binary = _cifar(10, [f"{b}.bin" for b in _BATCHES], "test_batch.bin", "batches.meta.txt", 1)
+read_cifar100_python = _cifar(100, ["train"], "test", "meta", "fine_labels")
+read_cifar100_binary = _cifar(100, ["train.bin"], "test.bin", "fine_label_names.txt", 2)
 
 
 def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(str(label) for label in range(count))
+    return tuple(map(str, range(count)))
 
 
 def _planes_to_images(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(rows.reshape(-1, _CHANNELS, _SIDE, _SIDE).transpose(0, 2, 3, 1))
-
-
-def _joined(name: str, train: list[Arrays], test: Arrays, classes: Sequence[str]) -> ArrayDataset:
-    for images, labels in (*train, test):
-        if len(images) != len(labels):
-            raise DataError(
-                f"{name}: {len(images)} images but {len(labels)} labels in a file; fetch it again"
-            )
-    return ArrayDataset(
-        name,
-        np.concatenate([images for images, _ in train]),
-        np.concatenate([labels for _, labels in train]),
-        *test,
-        tuple(classes),
-    )
-
-
-def _collect(tree: Tree, needed: list[str], optional: list[str]) -> dict[str, bytes]:
-    """Return the named files by their last name, from any folder."""
-    files: dict[str, bytes] = {}
-    for member, data in tree.read(only([*needed, *optional])):
-        last = member.rsplit("/", 1)[-1]
-        if last in files:
-            raise DataError(f"{tree.path} has {last} in more than one folder; keep one of them")
-        files[last] = data
-    _require(tree, needed, files)
-    return files
 
 
 def _require(tree: Tree, needed: Sequence[str], files: dict[str, Any], hint: str = "") -> None:
@@ -185,14 +170,3 @@ def _require(tree: Tree, needed: Sequence[str], files: dict[str, Any], hint: str
             f"{tree.path} lacks {', '.join(missing)}{f' ({hint})' if hint else ''}; it is incomplete, add what "
             "is missing or fetch it again"
         )
-
-
-def _pickled_names(data: bytes, where: str, key: str) -> tuple[str, ...]:
-    names = read_cifar_pickle(data, where).get(key)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{where} has no list {key!r} of class names; fetch it again")
-    return tuple(names)
-
-
-def _text_names(data: bytes) -> tuple[str, ...]:
-    return tuple(data.decode("utf-8", "replace").split())

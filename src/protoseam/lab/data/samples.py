@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protoseam.errors import DataError
 from protoseam.lab.data.archives import ZipTree
 from protoseam.lab.data.arrays import NPZ_LIMITS, parse_npy
-from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_image
+from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_pixels
 
 # (what to call it, its pixels (H, W, C) or features (F,), or why there are none)
 Sample = tuple[str, "NDArray[Any] | Problem"]
@@ -43,24 +43,17 @@ def find_samples(places: Iterable[str], shape: Sequence[int], listed: Iterable[s
         if path.suffix == ".npz" and path.is_file():
             yield from _from_npz(path, shape)
         elif path.is_dir():
-            found = sorted(_pictures(path))
+            walked = ((here, name) for here, _, files in os.walk(path) for name in files)
+            found = sorted(Path(*pair) for pair in walked if pair[1].lower().endswith(SUFFIXES))
             if not found:
                 raise DataError(f"{path} holds no image: files must end in {', '.join(SUFFIXES)}")
             yield from ((str(file), _pixels(file, shape)) for file in found)
-        elif (
-            path.exists() or path.suffix.lower() in SUFFIXES
-        ):  # a missing one of many is named like a damaged one
-            yield str(path), _pixels(path, shape)
+        elif path.exists() or path.suffix.lower() in SUFFIXES:
+            yield str(path), _pixels(path, shape)  # a missing one of many is named like a damaged one
         else:
             raise DataError(
                 f"there is no {path}: name images, folders of images, .npz files, or - for a list"
             )
-
-
-def _pictures(folder: Path) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):
-        folders.sort()
-        yield from (Path(here, name) for name in files if name.lower().endswith(SUFFIXES))
 
 
 def _pixels(path: Path, shape: Sequence[int]) -> NDArray[Any] | Problem:
@@ -105,22 +98,7 @@ def fit_image(pixels: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.uin
         pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))[..., None]
     if pixels.shape[2] != channels:
         raise Problem(f"has {pixels.shape[2]} channels, and the network takes {channels}")
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    planes = [Image.fromarray(np.ascontiguousarray(pixels[..., c])) for c in range(channels)]
-    return np.stack([np.asarray(_cover(plane, height, width)) for plane in planes], axis=2)
-
-
-def _cover(image: Any, height: int, width: int) -> Any:
-    if height == width:
-        return resize_image(image, height)
-    from PIL import Image
-
-    scale = max(width / image.size[0], height / image.size[1])
-    size = max(width, round(image.size[0] * scale)), max(height, round(image.size[1] * scale))
-    image = image.resize(size, Image.Resampling.BILINEAR)
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    return resize_pixels(pixels, height, width)
 
 
 def _from_npz(path: Path, shape: Sequence[int]) -> Iterator[Sample]:

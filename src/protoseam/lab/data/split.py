@@ -12,12 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from protoseam.errors import DataError
 
 _CHUNK_BYTES = 16 * 2**20
+Statistics = tuple[NDArray[np.float64], NDArray[np.float64]]  # mean and deviation of each channel
 
 
 def stratified_split(
-    labels: ArrayLike,
-    fraction: float = 0.1,
-    seed: int = 0,
+    labels: ArrayLike, fraction: float = 0.1, seed: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the row numbers of the training part and of the held-out part, both ascending.
 
@@ -61,10 +60,7 @@ def stratified_split(
     return np.flatnonzero(~held_N).astype(np.int64), np.flatnonzero(held_N).astype(np.int64)
 
 
-def channel_statistics(
-    images: NDArray[Any],
-    indices: ArrayLike | None = None,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def channel_statistics(images: NDArray[Any], indices: ArrayLike | None = None) -> Statistics:
     """Return mean and population standard deviation of each channel (or feature) over the given rows.
 
     Pass the training rows only: statistics that saw the validation rows leak them. uint8 images are measured
@@ -85,30 +81,22 @@ def _chunks(images: NDArray[Any], rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield np.asarray(images[rows[start : start + step]]).reshape(-1, images[:1].size)
 
 
-def _exact_statistics(
-    images: NDArray[Any], rows: NDArray[Any]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # Whole numbers all the way: n Σx² − (Σx)² does not cancel when it is computed in integers.
+def _exact_statistics(images: NDArray[Any], rows: NDArray[Any]) -> Statistics:
+    # Whole numbers all the way: n Σx² − (Σx)² does not cancel when it is computed in integers, here Python's own.
     channels, count = images.shape[-1], 0
-    total_C, square_C = [0] * channels, [0] * channels
+    total_C = square_C = np.zeros(channels, dtype=object)
     for chunk in _chunks(images, rows):
         count += chunk.size // channels
         # Summing down whole rows first runs on long vectors: five times faster than along C values at a time.
         sums = chunk.sum(axis=0, dtype=np.int64).reshape(-1, channels).sum(axis=0)
         squares = np.square(chunk, dtype=np.uint16)  # 255² fits in 16 bits
         square_sums = squares.sum(axis=0, dtype=np.int64).reshape(-1, channels).sum(axis=0)
-        total_C = [total + int(more) for total, more in zip(total_C, sums, strict=True)]
-        square_C = [total + int(more) for total, more in zip(square_C, square_sums, strict=True)]
-    mean = [total / count / 255 for total in total_C]
-    variance = [
-        (count * square - total * total) / count**2 for total, square in zip(total_C, square_C, strict=True)
-    ]
-    return np.array(mean), np.sqrt(np.array(variance)) / 255
+        total_C, square_C = total_C + sums.astype(object), square_C + square_sums.astype(object)
+    variance_C = (count * square_C - total_C * total_C) / count**2
+    return (total_C / count / 255).astype(np.float64), np.sqrt(variance_C.astype(np.float64)) / 255
 
 
-def _merged_statistics(
-    images: NDArray[Any], rows: NDArray[Any]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _merged_statistics(images: NDArray[Any], rows: NDArray[Any]) -> Statistics:
     # Chan, Golub and LeVeque's merge of centred chunks: E[x²] − μ² would lose everything for a large mean.
     count, mean, spread = 0, np.zeros(images.shape[-1]), np.zeros(images.shape[-1])
     for chunk in _chunks(images, rows):

@@ -66,14 +66,16 @@ class ForwardReader(io.RawIOBase):
         self._limits.allow(self._where, self._position, self._packed)
         return data
 
-    def read_exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            chunk = self.read(min(_CHUNK, size - len(data)))
+    def _chunks(self, size: int) -> Iterator[bytes]:
+        end = self._position + size
+        while self._position < end:
+            chunk = self.read(min(_CHUNK, end - self._position))
             if not chunk:
                 raise DataError(f"{self._where} is cut short; fetch it again")
-            data += chunk
-        return bytes(data)
+            yield chunk
+
+    def read_exactly(self, size: int) -> bytes:
+        return b"".join(self._chunks(size))
 
     def read_all(self) -> bytes:
         return b"".join(iter(lambda: self.read(_CHUNK), b""))
@@ -88,9 +90,8 @@ class ForwardReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_SET or offset < self._position:
             raise DataError(f"{self._where} refused: its members are not stored one after the other")
-        while self._position < offset:
-            if not self.read(min(_CHUNK, offset - self._position)):
-                raise DataError(f"{self._where} is cut short; fetch it again")
+        for _ in self._chunks(offset - self._position):
+            pass
         return self._position
 
 

@@ -12,12 +12,15 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from protoseam.lab.engine.config import BESIDE, ConfigError, RunConfig, unlike
+from protoseam.lab.engine.files import read_json
+from protoseam.lab.engine.schemas import SUMMARY, check
 from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.experiments import paper
-from protoseam.lab.experiments.plans import Scope, sweep_name
+from protoseam.lab.experiments.plans import Scope, covariance, sweep_name
 from protoseam.lab.experiments.recipes import network
 from protoseam.lab.experiments.study import Planned
 
@@ -52,6 +55,26 @@ def refused(config: RunConfig, row: dict[str, Any]) -> str:
 def counted(plan: Sequence[Planned], runs: Runs) -> Runs:
     """Return the plan's runs that are there and count."""
     return {name: runs[name] for name, config in plan if name in runs and not refused(config, runs[name])}
+
+
+def adopt(runs: Runs, scope: Scope, results: Path) -> Runs:
+    """Return the runs, and for each covariance run they lack the directory in ``results/covariance`` that is it.
+
+    A directory counts by its settings; its name does not matter.
+    """
+    others = other_covariances(results)
+    found = dict(runs)
+    for name, config in covariance(scope):
+        for other in others if name not in runs else []:
+            if not refused(config, other):
+                found[name] = {**other, "metrics": []}
+    return found
+
+
+def other_covariances(results: Path | None) -> list[dict[str, Any]]:
+    """Return the summaries of ``results/covariance/*``: runs outside the study that may have other estimates."""
+    files = sorted((results / "covariance").glob("*/summary.json")) if results else []
+    return [check(file, read_json(file), SUMMARY) for file in files]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -125,10 +148,13 @@ def differences(table: Sequence[Cell]) -> list[Cell]:
             if one is None or other is None:
                 continue  # a variant that was not asked for
             by_seed = {s: v - other.by_seed[s] for s, v in one.by_seed.items() if s in other.by_seed}
-            known = one.published is not None and other.published is not None
-            published = (one.published or 0.0) - (other.published or 0.0) if known else None
+            published = difference(one.published, other.published)
             found.append(Cell(data, model, " − ".join(pair), by_seed, published))
     return found
+
+
+def difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 @dataclass(frozen=True)
@@ -148,12 +174,9 @@ class Point:
 
 def sweep(runs: Runs, scope: Scope, setting: str) -> list[Point]:
     """Return fig:penalty-sweep, for ``setting`` rho_max or dim."""
-    values, published = {
-        "rho_max": (scope.rhos, paper.SWEEP_RHO),
-        "dim": (scope.dims, paper.SWEEP_K),
-    }[setting]
+    published = {"rho_max": paper.SWEEP_RHO, "dim": paper.SWEEP_K}[setting]
     points = []
-    for value in values:
+    for value in scope.swept(setting):
         by_seed = _by_seed(runs, {s: sweep_name(scope, setting, value, s) for s in scope.seeds})
         mean, above, below = published.get(value, (math.nan,) * 3)
         stated = (mean, mean - below, mean + above)
@@ -198,10 +221,8 @@ def wavering(runs: Runs, scope: Scope) -> list[Cell]:
     """Return how unsteady the validation accuracy of one seed is in mid-training: a trace of the network."""
     found = []
     for data, model, variant, names in _each(scope):
-        strays = {
-            seed: stray(_accuracy(runs[name]["metrics"])) for seed, name in names.items() if name in runs
-        }
-        by_seed = {seed: value for seed, value in strays.items() if value is not None}
+        curves = {seed: _accuracy(runs[name]["metrics"]) for seed, name in names.items() if name in runs}
+        by_seed = {seed: value for seed, curve in curves.items() if (value := stray(curve)) is not None}
         printed = stray(published_curve(data, model, variant))
         # errors of a mean over the seeds are smaller by the root of their number
         one_seed = None if printed is None else printed * math.sqrt(len(paper.SEEDS))

@@ -23,7 +23,6 @@ from protoseam.lab.audit import (
     AuditSettings,
     ClassMoments,
     SeamClasses,
-    Spectrum,
     Totals,
     TrainingSide,
     audit_seam,
@@ -109,8 +108,7 @@ def audit_run(
         for row in directory.read_metrics()
         if all(term in row.get("audit", {}) for term in _DRAWN)
     ]
-    plain: dict[str, Any] = _plain(report)
-    return plain
+    return _plain(report)
 
 
 # ------------------------------------------------------------------------------------------ the network
@@ -156,6 +154,7 @@ def _embed(net: Any, batches: Any) -> tuple[Tensor, Tensor] | None:
 def _report(audit: Audit, names: tuple[str, ...]) -> dict[str, Any]:
     classes = audit.classes
     rows = _class_rows(audit, names)
+    error = float(classes.estimation_error_P.mean())
     return {
         "classes": audit.num_classes,
         "classes_audited": len(rows),
@@ -183,15 +182,19 @@ def _report(audit: Audit, names: tuple[str, ...]) -> dict[str, Any]:
             "mean": float(classes.mean_mismatch_P.mean()),
             "covariance": float(classes.covariance_mismatch_P.mean()),
             "floor_bias": float(classes.floor_bias_P.mean()),
-            **{
-                f"training_{name}": float(value_P.mean())
-                for name, value_P in _columns(audit.training).items()
-            },
+            **{f"training_{name}": float(v_P.mean()) for name, v_P in _columns(audit.training).items()},
         },
-        "estimation": _estimation(float(classes.estimation_error_P.mean()), audit.dim),
+        # ε̄ = mean ‖Σ̂_i − Σ_i‖_F with the held-out Σ_i, and σ0* for it
+        "estimation": {
+            "error": error,
+            "optimal_floor": math.nan if math.isnan(error) else optimal_floor(error, audit.dim),
+        },
         "smoothing": dataclasses.asdict(audit.smoothing),
         "collapse": {"held_out": dataclasses.asdict(audit.collapse)},
-        "spectra": {name: _spectrum(s) for name, s in audit.spectra.items()},
+        "spectra": {
+            name: {"eigenvalues": found.pop("eigenvalue_K").tolist(), **found}
+            for name, found in ((name, dataclasses.asdict(s)) for name, s in audit.spectra.items())
+        },
         "per_class": rows,
         "worst_by_risk": [r["name"] for r in sorted(rows, key=lambda r: -r["risk"])],
         "worst_by_bound": [r["name"] for r in sorted(rows, key=lambda r: -r["bound"])],
@@ -234,19 +237,8 @@ def _class_rows(audit: Audit, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _columns(parts: SeamClasses | TrainingSide | None) -> dict[str, Tensor]:
     """Return the numbers of each class by their names without the suffix; {} without any."""
-    return (
-        {} if parts is None else {name.removesuffix("_P"): value_P for name, value_P in vars(parts).items()}
-    )
-
-
-def _spectrum(spectrum: Spectrum) -> dict[str, Any]:
-    found = dataclasses.asdict(spectrum)
-    return {"eigenvalues": found.pop("eigenvalue_K").tolist(), **found}
-
-
-def _estimation(error: float, dim: int) -> dict[str, float]:
-    """Return ε̄ = mean ‖Σ̂_i − Σ_i‖_F with the held-out Σ_i, and σ0* for it."""
-    return {"error": error, "optimal_floor": math.nan if math.isnan(error) else optimal_floor(error, dim)}
+    found = {} if parts is None else vars(parts)
+    return {name.removesuffix("_P"): value_P for name, value_P in found.items()}
 
 
 def _halves(z_NK: Tensor, y_N: Tensor, num_classes: int) -> dict[str, float]:

@@ -101,9 +101,8 @@ def _climb(axes: Axes, total: dict[str, Any]) -> None:
         axes.plot([last - 0.31, last + 0.31], [value, value], color=_INK, lw=0.9, ls=":")
         _beside(axes, f"{name} {value:.3g}", last + 0.33, value, va=side, fontsize=8)
     axes.axhline(total["risk"], color=_RISK, lw=1.3, ls="--", zorder=5)
-    _beside(
-        axes, f"$R$ = {total['risk']:.3g}", last + 0.36, total["risk"], va="bottom", color=_RISK, fontsize=9
-    )
+    risk = total["risk"]
+    _beside(axes, f"$R$ = {risk:.3g}", last + 0.36, risk, va="bottom", color=_RISK, fontsize=9)
     axes.set_xticks(range(last + 1), [name for name, _, _ in steps] + ["bound"], fontsize=9)
     axes.set_xlim(-0.5, last + 1.35)
     axes.set_title("What the bound allows", loc="left", fontsize=10)
@@ -119,14 +118,14 @@ def classes_figure(report: dict[str, Any]) -> Figure:
     figure, panels = _panels(report, width, 1.6 + 0.26 * len(shown), ratios)
     bars, dots = panels[0], panels[1]
     place = range(len(shown))
-    _stack(bars, shown, list(place), horizontal=True)
+    _stack(bars, shown, horizontal=True)
     bars.set_yticks(place, [for_figures(row["name"]) for row in shown], fontsize=9)
     bars.set_ylim(len(shown) - 0.4, -0.6)
     bars.set_xlabel("bound on the class's risk")
     heading = f"The {_NAMED} largest bounds of {len(rows)}" if many else "Bound, class by class"
     bars.set_title(heading, loc="left", fontsize=10)
 
-    _pairs(dots, shown, list(place))
+    _pairs(dots, shown)
     dots.set_yticks(place, [""] * len(shown))
     dots.set_ylim(len(shown) - 0.4, -0.6)
     dots.set_xlabel("measured loss")
@@ -134,15 +133,15 @@ def classes_figure(report: dict[str, Any]) -> Figure:
     handles = [*bars.get_legend_handles_labels()[0], *dots.get_legend_handles_labels()[0]]
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside lower center", ncols=6)
     if many:
-        _stack(panels[2], rows, list(range(len(rows))), horizontal=False)
+        _stack(panels[2], rows, horizontal=False)
         panels[2].axvline(_NAMED - 0.5, color=_INK, lw=0.8, ls=":")
         panels[2].set(xlabel="rank of the class", xlim=(-0.5, len(rows) - 0.5))
         panels[2].set_title("All classes", loc="left", fontsize=10)
     return figure
 
 
-def _stack(axes: Axes, rows: list[dict[str, Any]], place: list[int], *, horizontal: bool) -> None:
-    low = [0.0] * len(rows)
+def _stack(axes: Axes, rows: list[dict[str, Any]], *, horizontal: bool) -> None:
+    place, low = range(len(rows)), [0.0] * len(rows)
     parts = [("sampled loss", _SAMPLED, [row["sampled_loss"] for row in rows])]
     parts += [(name, color, [row["terms"][key] for row in rows]) for key, (name, color) in _TERMS.items()]
     for name, color, values in parts:
@@ -153,13 +152,14 @@ def _stack(axes: Axes, rows: list[dict[str, Any]], place: list[int], *, horizont
         low = [a + b for a, b in zip(low, values, strict=True)]
 
 
-def _pairs(axes: Axes, rows: list[dict[str, Any]], place: list[int]) -> None:
+def _pairs(axes: Axes, rows: list[dict[str, Any]]) -> None:
     """Sampled loss and risk of each class, joined: the length of the line is what the bound limits."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     tiny = 1e-6  # a logarithmic axis has no zero
     sampled = [max(tiny, row["sampled_loss"]) for row in rows]
     risk = [max(tiny, row["risk"]) for row in rows]
+    place = range(len(rows))
     axes.hlines(place, sampled, risk, color="#cccccc", lw=1.5, zorder=1)
     axes.scatter(sampled, place, s=26, color=_SAMPLED, label="$L_i$, sampled loss", zorder=2)
     axes.scatter(risk, place, s=26, color=_RISK, label="$R_i$, deployed risk", zorder=2)
@@ -175,9 +175,8 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
     history = report["history"]
     epoch = [row["epoch"] for row in history]
     figure, (left, middle, right) = _panels(report, 12.5, 3.9, (1.15, 1, 1))
-    figure.suptitle(
-        f"{for_figures(report['run'])}, validation data; $\\Delta$ as its cap", fontsize=10, color=_INK
-    )
+    title = f"{for_figures(report['run'])}, validation data; $\\Delta$ as its cap"
+    figure.suptitle(title, fontsize=10, color=_INK)
     series = [[row["sampled_loss"] for row in history]]
     series += [[row[key] for row in history] for key in _TERMS]
     colors = [_SAMPLED, *(color for _, color in _TERMS.values())]
@@ -203,9 +202,8 @@ def epochs_figure(report: dict[str, Any]) -> Figure:
 def _lines(axes: Axes, history: list[dict[str, Any]], series: dict[str, tuple[str, str]]) -> None:
     epoch = [row["epoch"] for row in history]
     for key, (name, color) in series.items():
-        axes.plot(
-            epoch, [row.get(key, math.nan) for row in history], "o-", ms=3, lw=1.4, color=color, label=name
-        )
+        values = [row.get(key, math.nan) for row in history]
+        axes.plot(epoch, values, "o-", ms=3, lw=1.4, color=color, label=name)
 
 
 def save_audit_figures(report: dict[str, Any], out: Path) -> list[Path]:

@@ -15,8 +15,8 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from protoseam.errors import DataError
 from protoseam.lab.data.archives import extract
@@ -35,12 +35,11 @@ _PARTS: Schema = {
 }
 
 
-@dataclass
-class Unpacked:
+class Unpacked(NamedTuple):
     """Names of runs that an archive brought, and of those it did not because the study had as much already."""
 
-    taken: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    taken: list[str]
+    kept: list[str]
 
 
 def pack(study: Path, out: Path, *, part_bytes: int = PART_MIB * 2**20) -> list[Path]:
@@ -133,7 +132,7 @@ def unpack(folder: Path, study: Path) -> Unpacked:
                 file.write(data)
         extract(archive, staged)
         _vet(staged)
-        found = Unpacked()
+        found = Unpacked([], [])
         for row in sorted(staged.glob("*.json")):
             if done(study, row.stem):
                 found.kept.append(row.stem)
@@ -164,9 +163,7 @@ def _vet(staged: Path) -> None:
         place = path.relative_to(staged).parts
         top = path.suffix == ".json" if len(place) == 1 and path.is_file() else place[0] == "unfinished"
         if not top or "lock" in place:
-            raise DataError(
-                f"the archive holds {path.relative_to(staged)}, which no study has: it is refused"
-            )
+            raise DataError(f"the archive holds {'/'.join(place)}, which no study has: it is refused")
     read_study(staged)
     for run in _unfinished(staged):
         RunDirectory(run).read_config()
@@ -184,9 +181,8 @@ def _adopt(staged: Path, study: Path) -> bool:
                     f"{target} holds an unfinished run with other settings ({'; '.join(found)}): move it away, and "
                     "unpack again"
                 )
-            if [path.name for path in _checkpoints(target)[-1:]] >= [
-                path.name for path in _checkpoints(staged)
-            ]:
+            here, there = ([path.name for path in _checkpoints(run)[-1:]] for run in (target, staged))
+            if here >= there:
                 return False
         for path in target.iterdir():
             if path.name == "checkpoints":

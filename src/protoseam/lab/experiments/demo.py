@@ -14,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any, Literal, Protocol
 
 import torch
@@ -218,12 +219,13 @@ def run(
         "recipes": {v: asdict(RECIPES[v]) for v in VARIANTS},
         "picture": {"dim": 2, "floor": PICTURE_FLOOR, "epochs": PICTURE_EPOCHS * epochs, "seed": seeds[0]},
     }
+    packages = {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
     results = {
         "summary": summarize(runs),
         "runs": runs,
         "picture": picture,
         "config": config,
-        "versions": _versions(),
+        "versions": {"protoseam": ps.__version__, "python": platform.python_version(), **packages},
         "seconds": round(time.perf_counter() - started, 3),
     }
     return results, flat, data
@@ -238,16 +240,3 @@ def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         base = found["Baseline"]["mean"] if found else mean
         found[variant] = {"mean": mean, "spread": max(test) - min(test), "difference": mean - base}
     return found
-
-
-def _versions() -> dict[str, str]:
-    import numpy
-    import sklearn
-
-    return {
-        "protoseam": ps.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "scikit-learn": sklearn.__version__,
-    }

@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 def new_figure(
     width: float, height: float, panels: Sequence[float] = (1,), *, rows: int = 1, note: str = ""
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure without global state or a window, and its axes row by row.
+    """Return a figure of this size in inches, without global state or a window, and its axes row by row.
 
-    Args:
-        width: in inches.
-        height: in inches.
-        panels: widths of the panels of a row, relative to each other.
-        rows: how many rows of panels; those of a column share their x axis.
-        note: a warning printed above everything.
+    ``panels`` are the relative widths in a row. Panels of a column share their x axis. ``note`` is printed above all.
 
     Raises:
         ImportError: if matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""The study's figures: sweeps, training curves, clusters; and the demo's picture of a two-dimensional seam.
+"""The study's figures: sweeps, training curves, clusters, the toy model; and the demo's two-dimensional seam.
 
 Data in: records of :mod:`protoseam.lab.experiments.aggregate`, runs with embeddings, or a lifted network; data out:
 figures. A figure without data is None. Needs matplotlib (extra ``report``).
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from torch import Tensor
 
 import protoseam as ps
 from protoseam.lab.experiments.aggregate import Band, Point, Runs, published_curve
-from protoseam.lab.experiments.drawing import new_figure
+from protoseam.lab.experiments.drawing import new_figure, save_figures
 from protoseam.lab.experiments.plans import Scope, cluster_name
 from protoseam.lab.experiments.recipes import TITLES
+from protoseam.theory import toy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,9 +57,8 @@ def sweep_figure(points: Sequence[Point], scope: Scope, setting: str) -> Figure 
     axes.set_xticks(values, [str(value) for value in values])
     name = {"rho_max": r"$\rho_{\max}$", "dim": "$k$"}[setting]
     data, _, model = scope.sweep.partition("-")
-    axes.set(
-        xlabel=name, ylabel="test accuracy, %", title=f"{TITLES[model]} on {TITLES[data]}, mean and min–max"
-    )
+    title = f"{TITLES[model]} on {TITLES[data]}, mean and min–max"
+    axes.set(xlabel=name, ylabel="test accuracy, %", title=title)
     axes.legend(frameon=False)
     axes.grid(alpha=0.25, lw=0.5)
     return figure
@@ -98,10 +99,9 @@ def _draw_band(axes: Any, band: Band, style: str) -> None:
     term = {"validation accuracy": ""}.get(band.quantity, f": {band.quantity}")
     if band.variant != "protoseam":
         term = term.replace("total", "cross-entropy")  # all there is
-    axes.plot(
-        band.epochs, band.mean, style, color=INK[band.variant], lw=1.3, label=TITLES[band.variant] + term
-    )
-    axes.fill_between(band.epochs, band.low, band.high, color=INK[band.variant], alpha=0.2, lw=0)
+    color = INK[band.variant]
+    axes.plot(band.epochs, band.mean, style, color=color, lw=1.3, label=TITLES[band.variant] + term)
+    axes.fill_between(band.epochs, band.low, band.high, color=color, alpha=0.2, lw=0)
 
 
 def cluster_panels(runs: Runs, scope: Scope) -> Figure | None:
@@ -152,20 +152,19 @@ def _samples(kept: dict[str, Any], label_N: np.ndarray) -> np.ndarray:
     factors_C22 = np.linalg.cholesky(np.array(kept["covariances"]))
     noise_N21 = np.random.default_rng(0).standard_normal((len(label_N), 2, 1))
     moved_N21 = factors_C22[label_N] @ noise_N21
-    samples_N2: np.ndarray = np.array(kept["prototypes"])[label_N] + moved_N21[..., 0]
-    return samples_N2
+    return np.array(kept["prototypes"])[label_N] + moved_N21[..., 0]
 
 
-def _ellipse(axes: Any, centre: Sequence[float], covariance: Sequence[Sequence[float]], name: str) -> None:
+def _ellipse(
+    axes: Any, centre: tuple[float, float], covariance: Sequence[Sequence[float]], name: str
+) -> None:
     """The prototype as a star, and two standard deviations of Σ̃ around it."""
     from matplotlib.patches import Ellipse
 
     values, vectors = np.linalg.eigh(np.array(covariance))
     angle = math.degrees(math.atan2(vectors[1, 1], vectors[0, 1]))
     width, height = 4 * np.sqrt(values[::-1])  # diameters: twice two deviations
-    axes.add_patch(
-        Ellipse((centre[0], centre[1]), width, height, angle=angle, fill=False, ec="black", lw=0.8)
-    )
+    axes.add_patch(Ellipse(centre, width, height, angle=angle, fill=False, ec="black", lw=0.8))
     axes.plot(*centre, "*", color="white", mec="black", ms=6, mew=0.6)
     axes.annotate(name, centre, xytext=(4, 4), textcoords="offset points", fontsize=8, fontweight="bold")
 
@@ -239,3 +238,82 @@ def _stars(ax: Any, s_CK: Tensor) -> None:
             str(c), (a, b), xytext=(9, 8), textcoords="offset points", fontsize=12, fontweight="bold",
             color=INK["text"], path_effects=[withStroke(linewidth=3, foreground="white")], zorder=4,
         )  # fmt: skip
+
+
+_TOY_INK = {"identity": "#444444", "matched": "#1b6ca8", "limit": "#c4501b", "random": "#bbbbbb"}
+
+
+def _selection_figure(rows: Sequence[dict[str, float]], note: str) -> Figure:
+    """fig:toy-selection: the heads that sampling selects, and simulated a* and slope beside their closed forms."""
+    figure, (left, right) = new_figure(9.6, 3.8, (1, 1), note=note)
+    z = torch.linspace(-1.9, 1.9, 401, dtype=torch.float64)
+    heads = [("identity, $a=0$", 0.0, _TOY_INK["identity"], 1.0)]
+    shown = (0.1, 0.3, 0.7)  # the paper's
+    for sigma, alpha in zip(shown, torch.linspace(1.0, 0.4, len(shown)).tolist(), strict=True):
+        a = toy.optimal_a(sigma)
+        heads.append((f"$\\sigma={sigma:g}$, $a^\\star={a:.3f}$", a, _TOY_INK["matched"], alpha))
+    heads += [("limit, $a=-1/2$", toy.LIMITING_HEAD, _TOY_INK["limit"], 1.0)]
+    for label, a, color, alpha in heads:
+        left.plot(z, toy.head(z, a), color=color, alpha=alpha, lw=1.6, label=label)
+        for at in (-1.0, 1.0):
+            near = torch.tensor([at - 0.35, at + 0.35])
+            left.plot(near, at + (1 + 2 * a) * (near - at), ":", color=color, alpha=alpha, lw=1)
+    left.plot([-1, 1], [-1, 1], "o", color="black", ms=4, zorder=5)
+    left.set(xlabel="$z$", ylabel="$g_a(z)$", ylim=(-2, 2), title="All heads fit both prototypes")
+    left.legend(frameon=False, fontsize=8, loc="upper left")
+
+    sigmas = [row["sigma"] for row in rows]
+    grid = torch.linspace(min(sigmas), max(sigmas), 200).tolist()
+    right.plot(grid, [toy.optimal_a(s) for s in grid], color=_TOY_INK["matched"], label=r"$a^\star(\sigma)$")
+    right.plot(
+        grid, [toy.sensitivity(s) for s in grid], color=_TOY_INK["limit"], label=r"$|g'_{a^\star}(1)|$"
+    )
+    for key, color, scale in (("a_hat_mean", _TOY_INK["matched"], 1), ("slope_mean", _TOY_INK["limit"], 2)):
+        reach = [scale * row["a_hat_std"] for row in rows]  # the slope is 1 + 2a
+        told = "simulated, ± 1 seed deviation" if scale == 1 else None
+        values = [row[key] for row in rows]
+        right.errorbar(sigmas, values, yerr=reach, fmt="o", ms=4, color=color, capsize=2, label=told)
+    right.axhline(0, color="black", lw=0.5)
+    right.set(xlabel=r"$\sigma$", title="Simulation and closed form")
+    right.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _perturbation_figure(generator: torch.Generator, note: str) -> Figure:
+    """fig:toy-perturbation: loss under a fixed reconnection error δ, linear, and log–log with the slopes 2 and 4."""
+    sigma, reach = 0.2, 0.5  # the paper's
+    figure, (left, right) = new_figure(9.6, 3.8, (1, 1), note=note)
+    others = (torch.rand(24, generator=generator, dtype=torch.float64) * 2 - 1).tolist()
+    named = [
+        ("identity, $a=0$", 0.0, _TOY_INK["identity"]),
+        (f"$a^\\star({sigma:g})={toy.optimal_a(sigma):.3f}$", toy.optimal_a(sigma), _TOY_INK["matched"]),
+        ("limit, $a=-1/2$", toy.LIMITING_HEAD, _TOY_INK["limit"]),
+    ]
+    linear = torch.linspace(-reach, reach, 301, dtype=torch.float64)
+    logarithmic = torch.logspace(-3, 0, 200, dtype=torch.float64) * reach
+    for axes, delta in ((left, linear), (right, logarithmic)):
+        for a in others:
+            axes.plot(delta, toy.perturbation_loss(a, delta), color=_TOY_INK["random"], lw=0.6)
+        for label, a, color in named:
+            axes.plot(delta, toy.perturbation_loss(a, delta), color=color, lw=1.8, label=label)
+        axes.set(xlabel=r"reconnection error $\delta$")
+    left.set(ylabel=r"$E_Y[(g_a(Y+\delta)-Y)^2]$", ylim=(0, 1.2 * reach**2), title="Near the prototypes")
+    left.legend(frameon=False, fontsize=8, loc="upper center")
+    right.set(xscale="log", yscale="log", title=r"Order $\delta^2$ against $\delta^4$")
+    for power, start, text in ((2, 1.0, r"$\delta^2$"), (4, 2.25, r"$\frac{9}{4}\delta^4$")):
+        ends = logarithmic[[20, 90]]
+        right.plot(ends, start * ends**power, "--", color="black", lw=0.8)
+        right.annotate(text, (float(ends[0]), float(start * ends[0] ** power)), fontsize=9, va="top")
+    return figure
+
+
+def save_toy_figures(
+    rows: Sequence[dict[str, float]], out: Path, *, seed: int = 0, note: str = ""
+) -> list[Path]:
+    """Write ``toy-selection`` and ``toy-perturbation`` as PNG and SVG into ``out``; returns the paths."""
+    generator = torch.Generator().manual_seed(seed)
+    figures = {
+        "toy-selection": _selection_figure(rows, note),
+        "toy-perturbation": _perturbation_figure(generator, note),
+    }
+    return save_figures(figures, out)

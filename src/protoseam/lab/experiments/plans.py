@@ -6,15 +6,17 @@ Data in: a scope (which data sets, networks, seeds, …; the paper's by default)
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 from protoseam.lab.engine.config import LiftConfig, RunConfig
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.recipes import STUDIED, recipe
+from protoseam.lab.experiments.space import apply
 from protoseam.lab.experiments.study import UNTESTED, Planned
 
 
@@ -45,12 +47,17 @@ class Scope:
     toy: tuple[int, int] = (200_000, 25)  # samples and seeds of the simulation (paper, §toy-numerics)
     note: str = ""
 
-    def config(self, name: str, seed: int, epochs: int | None = None) -> RunConfig:
-        """Return a recipe at a seed, with this scope's epochs (else ``epochs``, else the recipe's) and data folder."""
+    def config(self, name: str, seed: int, epochs: int | None = None, **changed: Any) -> RunConfig:
+        """Return a recipe at a seed, with this scope's epochs (else ``epochs``, else the recipe's) and data folder.
+
+        ``changed`` has settings by their dotted names.
+        """
         found = recipe(name)
-        return dataclasses.replace(
-            found, seed=seed, data_root=self.data_root, epochs=self.epochs or epochs or found.epochs
-        )
+        here = {"seed": seed, "data_root": self.data_root, "epochs": self.epochs or epochs or found.epochs}
+        return apply(found, here | changed)
+
+    def swept(self, setting: str) -> Sequence[int]:
+        return {"rho_max": self.rhos, "dim": self.dims}[setting]
 
 
 QUICK = Scope(
@@ -81,32 +88,26 @@ def table_1(scope: Scope) -> list[Planned]:
     ]
 
 
-def sweep_rho(scope: Scope) -> list[Planned]:
-    """fig:penalty-sweep (a): ρmax at the usual k; the paper's is ViT-S on CIFAR-100 at k = 32."""
-    return _sweep(scope, "rho_max", scope.rhos)
-
-
-def sweep_k(scope: Scope) -> list[Planned]:
-    """fig:penalty-sweep (b): k at the usual ρmax, 16."""
-    return _sweep(scope, "dim", scope.dims)
-
-
 def sweep_name(scope: Scope, setting: str, value: int, seed: int) -> str:
     """Return the name of a sweep's run; at the usual settings it is Table 1's own, which is not trained twice."""
     usual = value == getattr(LiftConfig(), setting)
     return f"{scope.sweep}-protoseam-{seed}" if usual else f"sweep-{scope.sweep}-{setting}-{value}-{seed}"
 
 
-def _sweep(scope: Scope, setting: str, values: Sequence[int]) -> list[Planned]:
+def _sweep(scope: Scope, setting: str) -> list[Planned]:
     plan = []
-    for value in values:
-        for seed in scope.seeds:
-            base = scope.config(f"{scope.sweep}-protoseam", seed)
-            changed: dict[str, Any] = {setting: value}
-            lift = dataclasses.replace(base.lift, **changed)
-            lift = dataclasses.replace(lift, rho_min=min(lift.rho_min, lift.rho_max))
-            plan.append((sweep_name(scope, setting, value, seed), dataclasses.replace(base, lift=lift)))
+    for value, seed in itertools.product(scope.swept(setting), scope.seeds):
+        changed: dict[str, Any] = {f"lift.{setting}": value}
+        if setting == "rho_max":
+            changed["lift.rho_min"] = min(LiftConfig().rho_min, value)
+        config = scope.config(f"{scope.sweep}-protoseam", seed, **changed)
+        plan.append((sweep_name(scope, setting, value, seed), config))
     return plan
+
+
+# fig:penalty-sweep: (a) ρmax at the usual k, 32, and (b) k at the usual ρmax, 16; the paper's is ViT-S on CIFAR-100.
+sweep_rho = functools.partial(_sweep, setting="rho_max")
+sweep_k = functools.partial(_sweep, setting="dim")
 
 
 def cluster_name(scope: Scope, variant: str) -> str:
@@ -115,41 +116,36 @@ def cluster_name(scope: Scope, variant: str) -> str:
 
 def clusters(scope: Scope) -> list[Planned]:
     """fig:cluster: a seam of width 2, the first seed, test embeddings kept in the run's file."""
-    plan = []
-    for variant in scope.variants:
-        config = scope.config(f"{scope.picture}-{variant}", scope.seeds[0], scope.picture_epochs)
-        lift = dataclasses.replace(config.lift, dim=2)
-        config = dataclasses.replace(config, lift=lift, keep_embeddings=2000)
-        plan.append((cluster_name(scope, variant), config))
-    return plan
-
-
-def covariance_name(scope: Scope, estimate: str, seed: int) -> str:
-    return f"covariance-{scope.sweep}-{estimate}-{seed}"
+    seed, changed = scope.seeds[0], {"lift.dim": 2, "keep_embeddings": 2000}
+    return [
+        (cluster_name(scope, v), scope.config(f"{scope.picture}-{v}", seed, scope.picture_epochs, **changed))
+        for v in scope.variants
+    ]
 
 
 def covariance(scope: Scope) -> list[Planned]:
     """ProtoSeam with the two estimates of Σ̂ that need no pass of their own, on the sweeps' data and network."""
-    estimates: tuple[Literal["running", "isotropic"], ...] = ("running", "isotropic")
     plan = []
-    for estimate, seed in itertools.product(estimates, scope.seeds):
-        base = scope.config(f"{scope.sweep}-protoseam", seed)
-        lift = dataclasses.replace(base.lift, covariance=estimate)
-        plan.append((covariance_name(scope, estimate, seed), dataclasses.replace(base, lift=lift)))
+    for estimate, seed in itertools.product(("running", "isotropic"), scope.seeds):
+        changed: dict[str, Any] = {"lift.covariance": estimate}
+        config = scope.config(f"{scope.sweep}-protoseam", seed, **changed)
+        plan.append((f"covariance-{scope.sweep}-{estimate}-{seed}", config))
     return plan
 
 
-def grid_points(scope: Scope) -> list[tuple[float, float]]:
-    """Return learning rate and weight decay of each point of Unlifted's own search."""
-    return list(itertools.product(scope.rates, scope.decays))
+def grid_names(scope: Scope) -> dict[tuple[float, float], str]:
+    """Return the runs of Unlifted's own search by learning rate and weight decay.
 
-
-def grid_name(scope: Scope, rate: float, decay: float) -> str:
-    """Return the name of a grid run; at Baseline's settings it is Table 1's own, which is not trained twice."""
-    usual, seed = scope.config(f"{scope.grid}-unlifted", scope.seeds[0]).optim, scope.seeds[0]
-    if (rate, decay) == (usual.lr, usual.weight_decay):
-        return f"{scope.grid}-unlifted-{seed}"
-    return f"{UNTESTED}{scope.grid}-unlifted-{rate:g}-{decay:g}-{seed}"
+    At Baseline's settings it is Table 1's own run, which is not trained twice.
+    """
+    seed = scope.seeds[0]
+    usual = scope.config(f"{scope.grid}-unlifted", seed).optim
+    names = {
+        (rate, decay): f"{UNTESTED}{scope.grid}-unlifted-{rate:g}-{decay:g}-{seed}"
+        for rate, decay in itertools.product(scope.rates, scope.decays)
+    }
+    own = {(usual.lr, usual.weight_decay): f"{scope.grid}-unlifted-{seed}"}
+    return names | {point: name for point, name in own.items() if point in names}
 
 
 def unlifted_grid(scope: Scope) -> list[Planned]:
@@ -158,16 +154,11 @@ def unlifted_grid(scope: Scope) -> list[Planned]:
     The point that Table 1 has already is not among them.
     """
     plan = []
-    for rate, decay in grid_points(scope):
-        base = scope.config(f"{scope.grid}-unlifted", scope.seeds[0])
-        optim = dataclasses.replace(base.optim, lr=rate, weight_decay=decay)
-        plan.append((grid_name(scope, rate, decay), dataclasses.replace(base, optim=optim)))
-    return [(name, config) for name, config in plan if name.startswith(UNTESTED)]
-
-
-def linear_patches(scope: Scope) -> list[Planned]:
-    """tab:main for the networks that are run after everything else: ViT-S with linear patches."""
-    return table_1(dataclasses.replace(scope, models=scope.besides))
+    for (rate, decay), name in grid_names(scope).items():
+        if name.startswith(UNTESTED):
+            changed: dict[str, Any] = {"optim.lr": rate, "optim.weight_decay": decay}
+            plan.append((name, scope.config(f"{scope.grid}-unlifted", scope.seeds[0], **changed)))
+    return plan
 
 
 # Curves are drawn from Table 1's runs.
@@ -179,7 +170,8 @@ PLANS: dict[str, Callable[[Scope], list[Planned]]] = {
     "clusters": clusters,
     "covariance": covariance,
     "unlifted-grid": unlifted_grid,
-    "vit_s": linear_patches,
+    # the networks that are run after everything else: ViT-S with linear patches
+    "vit_s": lambda scope: table_1(dataclasses.replace(scope, models=scope.besides)),
 }
 
 # The order of the whole study, by patterns of names; what fits none comes after tinyimagenet-resnet8.

@@ -1,4 +1,4 @@
-"""The settings of every run: one function per data set, network and variant, documented from its numbers.
+"""The settings of every run: one recipe per data set, network and variant, documented from its numbers.
 
 Data in: a name, DATA-MODEL-VARIANT; data out: a config. ``protoseam train --recipe cifar100-resnet8-protoseam``;
 ``protoseam reproduce recipes`` lists them. The paper's own numbers come from :mod:`protoseam.lab.experiments.paper`.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import statistics
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from protoseam.lab.engine.config import (
     CATALOGUED_BATCH,
@@ -22,7 +22,13 @@ from protoseam.lab.engine.config import (
 )
 from protoseam.lab.experiments import paper
 
-Recipe = Callable[[], RunConfig]
+
+class Recipe(NamedTuple):
+    """The settings of a run, and what a user should know of them."""
+
+    config: RunConfig
+    about: str
+
 
 TITLES = {
     "cifar10": "CIFAR-10",
@@ -84,82 +90,52 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def _audited(config: RunConfig) -> RunConfig:
-    # 20: ten looks at the theory's terms in the paper's 200 epochs cost less than a tenth of one epoch
-    return dataclasses.replace(config, audit_every=20) if config.variant == "protoseam" else config
-
-
-def _of_the_paper(data: str, model: str, variant: Variant) -> Recipe:
-    """tab:hyperparameters. Unlifted inherits Baseline's learning rate and weight decay (rem:confound)."""
+def _recipe(data: str, model: str, variant: Variant) -> Recipe:
     built, options = _ALSO.get(model, (model, _OPTIONS.get((data, model), {})))
-    lr, decay = paper.TUNED[data, built, "protoseam" if variant == "protoseam" else "baseline"]
-
-    def make() -> RunConfig:
-        optim = OptimConfig(lr=lr, weight_decay=decay, name="sgd")
-        config = RunConfig(data=data, model=built, model_options=dict(options), variant=variant, optim=optim)
-        config = dataclasses.replace(
-            config, epochs=paper.EPOCHS, batch_size=CATALOGUED_BATCH, lift=_PAPER_LIFT
-        )
-        return _audited(config)
-
-    seeds = paper.TABLE_1[data, built, variant]
-    minutes = MINUTES.get(f"{data}-{model}-{variant}")
-    runtime = "not measured yet" if minutes is None else f"about {minutes:g} min on one H200"
-    inherited = " (Baseline's)" if variant == "unlifted" else ""
-    expect = "Compare with" if built == "vit_s" else "Expect"
-    settings = f"learning rate {lr:g}, weight decay {decay:g}{inherited}, {paper.EPOCHS} epochs"
-    at_seeds = f"{', '.join(map(str, paper.SEEDS))}: {', '.join(f'{value:.2f}' for value in seeds)}"
-    expected = f"{expect} {statistics.fmean(seeds):.2f} % test accuracy (paper; at seeds {at_seeds})."
-    return _documented(make, data, model, variant, settings, runtime, expected)
-
-
-def _of_our_own(data: str, model: str, variant: Variant) -> Recipe:
-    lr, decay = _OWN[data, model][variant]
-
-    def make() -> RunConfig:
-        optim = OptimConfig(lr=lr, weight_decay=decay, name="sgd", warmup_epochs=1.0)
-        config = RunConfig(
-            data=data, model=model, variant=variant, augment="none", optim=optim, lift=_PAPER_LIFT
-        )
-        return _audited(dataclasses.replace(config, on_nonfinite="rewind", **_OWN_SETTINGS[data]))
-
-    epochs = _OWN_SETTINGS[data]["epochs"]
-    settings = f"learning rate {lr:g}, weight decay {decay:g}, {epochs} epochs"
-    runtime = "seconds on a CPU" if data == "digits" else "10 to 12 s on an H200"
-    return _documented(make, data, model, variant, settings, runtime, "The paper has no such number.")
-
-
-def _documented(
-    make: Recipe, data: str, model: str, variant: str, settings: str, runtime: str, expected: str
-) -> Recipe:
-    name = f"{data}-{model}-{variant}"
-    make.__name__ = make.__qualname__ = name.replace("-", "_")
-    make.__doc__ = (
-        f"{TITLES[data]}, {TITLES[model]}, {TITLES[variant]}: {settings}.\n\n"
-        f"``protoseam train --recipe {name}``; {runtime}.\n{expected}\n"
+    inherited, warmup = "", {}
+    settings: dict[str, Any] = {"lift": _PAPER_LIFT, "epochs": paper.EPOCHS, "batch_size": CATALOGUED_BATCH}
+    if (data, model) in _OWN:
+        lr, decay = _OWN[data, model][variant]
+        warmup = {"warmup_epochs": 1.0}
+        settings |= {"augment": "none", "on_nonfinite": "rewind", **_OWN_SETTINGS[data]}
+        runtime = "seconds on a CPU" if data == "digits" else "10 to 12 s on an H200"
+        expected = "The paper has no such number."
+    else:  # tab:hyperparameters; Unlifted inherits Baseline's learning rate and weight decay (rem:confound)
+        tuned = paper.TUNED[data, built]
+        lr, decay = tuned.get(variant, tuned["baseline"])
+        inherited = " (Baseline's)" if variant == "unlifted" else ""
+        minutes = MINUTES.get(f"{data}-{model}-{variant}")
+        runtime = "not measured yet" if minutes is None else f"about {minutes:g} min on one H200"
+        seeds = paper.TABLE_1[data, built, variant]
+        expect = "Compare with" if built == "vit_s" else "Expect"
+        at_seeds = f"{', '.join(map(str, paper.SEEDS))}: {', '.join(f'{value:.2f}' for value in seeds)}"
+        expected = f"{expect} {statistics.fmean(seeds):.2f} % test accuracy (paper; at seeds {at_seeds})."
+    if variant == "protoseam":
+        # ten looks at the theory's terms in the paper's 200 epochs cost less than a tenth of one epoch
+        settings["audit_every"] = 20
+    optim = OptimConfig(lr=lr, weight_decay=decay, name="sgd", **warmup)
+    config = RunConfig(
+        data=data, model=built, model_options=dict(options), variant=variant, optim=optim, **settings
     )
-    return make
+    about = (
+        f"{TITLES[data]}, {TITLES[model]}, {TITLES[variant]}: learning rate {lr:g}, weight decay {decay:g}{inherited}, "
+        f"{config.epochs} epochs.\n\n``protoseam train --recipe {data}-{model}-{variant}``; {runtime}.\n{expected}\n"
+    )
+    return Recipe(config, about)
 
 
-def _all() -> dict[str, Recipe]:
-    variants = cast("tuple[Variant, ...]", paper.VARIANTS)
-    families = [(data, model, _of_the_paper) for data in paper.DATASETS for model in NETWORKS]
-    families += [(data, model, _of_our_own) for data, model in _OWN]
-    return {
-        f"{data}-{model}-{variant}": make(data, model, variant)
-        for data, model, make in families
-        for variant in variants
-    }
-
-
-RECIPES = _all()
+RECIPES = {
+    f"{data}-{model}-{variant}": _recipe(data, model, variant)
+    for data, model in (*itertools.product(paper.DATASETS, NETWORKS), *_OWN)
+    for variant in cast("tuple[Variant, ...]", paper.VARIANTS)
+}
 NAMES: tuple[str, ...] = tuple(RECIPES)
 
 
 def recipe(name: str) -> RunConfig:
     """Return the config of DATA-MODEL-VARIANT, e.g. ``cifar100-resnet8-protoseam``."""
     if name in RECIPES:
-        return RECIPES[name]()
+        return RECIPES[name].config
     longer = [known for known in NAMES if known.startswith(f"{name}-")]
     close = longer or difflib.get_close_matches(name, NAMES, n=1)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(NAMES)}"

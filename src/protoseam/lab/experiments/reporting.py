@@ -16,7 +16,6 @@ from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.experiments import aggregate, tables
 from protoseam.lab.experiments.aggregate import Cell, Runs
-from protoseam.lab.experiments.covariances import adopt, covariance_table
 from protoseam.lab.experiments.plans import PLANS, Scope
 from protoseam.lab.experiments.recipes import NETWORKS, STUDIED, TITLES
 from protoseam.lab.experiments.tables import Table
@@ -42,33 +41,29 @@ def part_tables(part: str, runs: Runs, scope: Scope, results: Path | None = None
 
     ``results`` is where the covariance part finds runs and costs that were measured outside the study.
     """
+    if part == TOY:
+        rows = _toy_rows(runs, scope)
+        return {TOY: tables.toy_table(rows, scope.note)} if rows is not None else {}
+    if part == "covariance":
+        return {part: tables.covariance_table(runs, scope, results)}
+    ours = aggregate.counted(PLANS[part](scope), runs)
     if part in ("table1", "vit_s"):
-        ours = aggregate.counted(PLANS[part](scope), runs)
         own = scope if part == "table1" else dataclasses.replace(scope, models=scope.besides)
         cells = aggregate.cells(ours, own)
+        paired = tables.paired(aggregate.differences(cells), own)
+        found = [tables.table_1(cells, own), paired, tables.hyperparameters(ours, own)]
         audits = tables.audits(ours, own)
-        found = {
-            "table1": tables.table_1(cells, own),
-            "differences": tables.paired(aggregate.differences(cells), own),
-            "hyperparameters": tables.hyperparameters(ours, own),
-            **({"audits": audits} if audits.rows else {}),
-        }
-        return dict(zip(_OUTPUTS[part], found.values(), strict=False))
-    if part == "covariance":
-        return {part: covariance_table(runs, scope, results)}
+        return dict(zip(_OUTPUTS[part], [*found, *([audits] if audits.rows else [])], strict=False))
     if part == "unlifted-grid":
-        plan = [*PLANS[part](scope), *PLANS["table1"](scope)]
-        return {part: tables.grid_table(aggregate.counted(plan, runs), scope)}
+        beside = aggregate.counted(PLANS["table1"](scope), runs)
+        return {part: tables.grid_table(ours | beside, scope)}
     if part in _SETTINGS:
-        points = aggregate.sweep(aggregate.counted(PLANS[part](scope), runs), scope, _SETTINGS[part])
+        points = aggregate.sweep(ours, scope, _SETTINGS[part])
         return {part: tables.sweep_table(points, scope, _SETTINGS[part])}
     if part == "curves":
-        ours = aggregate.counted(PLANS[part](scope), runs)
         wavering = tables.wavering_table(aggregate.wavering(ours, scope), scope)
         curves = tables.curves_table(aggregate.curves(ours, scope), scope)
         return {part: curves, **({"wavering": wavering} if wavering.rows else {})}
-    if part == TOY and TOY in runs and not _refused_toy(runs, scope):
-        return {TOY: tables.toy_table(runs[TOY]["rows"], scope.note)}
     return {}
 
 
@@ -78,16 +73,20 @@ def _refused_toy(runs: Runs, scope: Scope) -> str:
     return "" if sizes == scope.toy else f"of {sizes[0]} samples and {sizes[1]} seeds"
 
 
+def _toy_rows(runs: Runs, scope: Scope) -> list[dict[str, float]] | None:
+    return runs[TOY]["rows"] if TOY in runs and not _refused_toy(runs, scope) else None
+
+
 def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
     """Draw those of a part's figures that have data into ``folder``; return the files."""
     from protoseam.lab.experiments import figures
     from protoseam.lab.experiments.drawing import save_figures
-    from protoseam.lab.experiments.toy_figures import save_toy_figures
 
     if part == TOY:
-        counts = TOY in runs and not _refused_toy(runs, scope)
-        return save_toy_figures(runs[TOY]["rows"], folder, note=scope.note) if counts else []
+        rows = _toy_rows(runs, scope)
+        return figures.save_toy_figures(rows, folder, note=scope.note) if rows is not None else []
     ours = aggregate.counted(PLANS[part](scope), runs)
+    figure = None
     if part in _SETTINGS:
         points = aggregate.sweep(ours, scope, _SETTINGS[part])
         figure = figures.sweep_figure(points, scope, _SETTINGS[part])
@@ -95,8 +94,6 @@ def _draw(part: str, runs: Runs, scope: Scope, folder: Path) -> list[Path]:
         figure = figures.curves_figure(aggregate.curves(ours, scope), scope)
     elif part == "clusters":
         figure = figures.cluster_panels(ours, scope)
-    else:
-        return []
     return [] if figure is None else save_figures({part: figure}, folder)
 
 
@@ -149,10 +146,9 @@ def index(runs: Runs, scope: Scope) -> str:
         if part != "curves" and (absent or uncounted):
             lines += [f"## Missing from {part}", ""]
             lines += [f"- {name}" for name in absent]
-            lines += [
-                f"- {name}: there, but {for_markdown(why)}: not counted" for name, why in uncounted.items()
-            ]
-            lines += [""]
+            for name, why in uncounted.items():
+                lines.append(f"- {name}: there, but {for_markdown(why)}: not counted")
+            lines.append("")
     return "\n".join(lines)
 
 
@@ -164,13 +160,8 @@ def inventory(runs: Runs, scope: Scope) -> str:
             continue
         absent, uncounted, total = shortfall(part, runs, scope)
         missing = len(absent) + len(uncounted)
-        rows.append(
-            [part, f"{total - missing} of {total}", "complete" if not missing else f"{missing} missing"]
-        )
+        rows.append([part, f"{total - missing} of {total}", f"{missing} missing" if missing else "complete"])
     return tables.markdown(Table("", ("part", "runs", ""), rows))
-
-
-_PARTS = ("covariance", "sweep-rho", "sweep-k")
 
 
 def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("results")) -> dict[str, str]:
@@ -182,8 +173,9 @@ def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("resul
     has every seed.
     """
     scope, whole = Scope(models=NETWORKS), Scope()
-    runs = adopt(runs, whole, results)
-    grid = part_tables("unlifted-grid", runs, whole)["unlifted-grid"]
+    runs = aggregate.adopt(runs, whole, results)
+    parts = ("covariance", "sweep-rho", "sweep-k", "unlifted-grid")
+    own = {part: part_tables(part, runs, whole, results)[part] for part in parts}
     counted = aggregate.counted(PLANS["table1"](scope), runs)
     every = aggregate.cells(counted, scope)
     begun = {(cell.data, cell.model) for cell in every if cell.by_seed or cell.model in STUDIED}
@@ -194,8 +186,8 @@ def blocks(runs: Runs, where: str = "results/paper", results: Path = Path("resul
         "differences": tables.markdown(tables.paired(aggregate.differences(cells), scope)),
         "inventory": inventory(runs, whole),
         "cost": f"{tables.cost_line(runs)}\n",
-        **{part: tables.markdown(part_tables(part, runs, whole, results)[part]) for part in _PARTS},
-        "unlifted-grid": f"{grid.caption}\n\n{tables.markdown(grid)}",
+        **{part: tables.markdown(table) for part, table in own.items()},
+        "unlifted-grid": f"{own['unlifted-grid'].caption}\n\n{tables.markdown(own['unlifted-grid'])}",
         "wavering": tables.markdown(tables.wavering_table(aggregate.wavering(counted, scope), scope)),
     }
 
@@ -207,8 +199,13 @@ def _summary(cells: list[Cell], scope: Scope, where: str) -> str:
         own = [cell for cell in cells if (cell.data, cell.model) == (gain.data, gain.model)]
         stands = gain.model in STUDIED or all(len(cell.by_seed) == len(scope.seeds) for cell in own)
         if stands and gain.variant == "protoseam − baseline":
-            means = [_mean(cell, scope) for cell in own]
-            rows.append([TITLES[gain.data], TITLES[gain.model], *means, _gain(gain)])
+            means = []
+            for cell in own:
+                there, asked = len(cell.by_seed), len(scope.seeds)
+                few = "" if there == asked else f", {there} of {asked} seeds"
+                means.append(_beside_paper(cell, ".2f", seeds=few))
+            ends = f" [{gain.interval[0]:+.2f}, {gain.interval[1]:+.2f}]" if gain.interval else ""
+            rows.append([TITLES[gain.data], TITLES[gain.model], *means, _beside_paper(gain, "+.2f", ends)])
     header = ("data", "network", *(TITLES[v] for v in scope.variants), "ProtoSeam − Baseline")
     planned = [cell for cell in cells if cell.model in STUDIED]
     there = sum(len(cell.by_seed) for cell in planned)
@@ -221,22 +218,11 @@ def _summary(cells: list[Cell], scope: Scope, where: str) -> str:
     return words + tables.markdown(tables.Table("", header, rows))
 
 
-def _mean(cell: Cell, scope: Scope) -> str:
-    published = f"({cell.published:.2f})"
+def _beside_paper(cell: Cell, form: str, interval: str = "", seeds: str = "") -> str:
+    published = f"({cell.published:{form}})"
     if cell.mean is None:
         return f"{tables.MISSING} {published}"
-    seeds = (
-        "" if len(cell.by_seed) == len(scope.seeds) else f", {len(cell.by_seed)} of {len(scope.seeds)} seeds"
-    )
-    return f"{cell.mean:.2f} {published}{seeds}"
-
-
-def _gain(gain: Cell) -> str:
-    published = f"({gain.published:+.2f})"
-    if gain.mean is None:
-        return f"{tables.MISSING} {published}"
-    interval = "" if gain.interval is None else f" [{gain.interval[0]:+.2f}, {gain.interval[1]:+.2f}]"
-    return f"{gain.mean:+.2f}{interval} {published}"
+    return f"{cell.mean:{form}}{interval} {published}{seeds}"
 
 
 def fill(document: Path, found: dict[str, str]) -> bool:

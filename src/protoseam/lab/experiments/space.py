@@ -128,12 +128,7 @@ def suggest(trial: Trial, space: Space) -> dict[str, Any]:
 
 
 def apply(config: RunConfig, params: Mapping[str, Any]) -> RunConfig:
-    """Return the config with these settings."""
-    values = to_dict(config)
-    for key, value in params.items():
-        part, _, name = key.rpartition(".")
-        (values[part] if part else values)[name] = value
-    return from_dict(values)
+    return from_dict(to_dict(config) | dict(params))
 
 
 def describe(space: Space) -> dict[str, Any]:

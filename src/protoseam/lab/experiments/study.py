@@ -51,11 +51,7 @@ def working_directory(folder: Path, name: str) -> Path:
 
 
 def run_study(
-    plan: Sequence[Planned],
-    folder: Path,
-    *,
-    budget_seconds: float | None = None,
-    quiet: bool = False,
+    plan: Sequence[Planned], folder: Path, *, budget_seconds: float | None = None, quiet: bool = False
 ) -> bool:
     """Run what the plan still lacks, one after the other; False if the budget ended it early.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from protoseam.errors import SeamError
 from protoseam.lab.data.names import for_markdown
-from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, resolved, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.lab.engine.distributed import refuse_torchrun
 from protoseam.lab.engine.files import write_atomically
 from protoseam.lab.engine.run import DivergedError
@@ -51,6 +51,13 @@ class Search:
 
     def config(self, params: dict[str, Any], seed: int) -> RunConfig:
         return dataclasses.replace(apply(self.base, params), seed=seed)
+
+    def names(self, slot: int) -> list[str]:
+        """Return the names of a slot's runs, one per seed."""
+        return [f"{slot:03d}-{seed}" for seed in self.seeds]
+
+    def places(self, slot: int) -> list[Path]:
+        return [study.working_directory(self.folder, name) for name in self.names(slot)]
 
 
 Say = Callable[[Search, int, dict[str, Any]], None]
@@ -106,25 +113,18 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class _Claim:
-    """A trial that this worker owns, and its runs, one per seed."""
+    """A trial that this worker owns, and the directories of its runs, one per seed."""
 
     search: Search
     slot: int
     trial: Trial
     params: dict[str, Any]
-    runs: list[tuple[RunConfig, RunDirectory]]
-
-    def names(self) -> list[str]:
-        return [_name(self.slot, seed) for seed in self.search.seeds]
-
-
-def _name(slot: int, seed: int) -> str:
-    return f"{slot:03d}-{seed}"
+    directories: list[RunDirectory]
 
 
 def _claim(waiting: list[tuple[Search, int, FrozenTrial]], locks: ExitStack, say: Say) -> _Claim | None:
     """Take a trial for this worker, one with a checkpoint here first. Impossible ones end here."""
-    for search, slot, trial in sorted(waiting, key=lambda item: not _begun_here(item[0], item[1])):
+    for search, slot, trial in sorted(waiting, key=lambda item: not item[0].places(item[1])[0].exists()):
         if search.queue.shared and trial.state.name == "RUNNING":
             continue
         with ExitStack() as mine:
@@ -137,30 +137,22 @@ def _claim(waiting: list[tuple[Search, int, FrozenTrial]], locks: ExitStack, say
                     if not (directory.path / "config.yaml").exists():  # made for the lock alone
                         study.forget(search.folder, directory)
                 continue
-            params = suggest(taken, search.space)
+            claim = _Claim(search, slot, taken, suggest(taken, search.space), directories)
             try:
-                configs = [search.config(params, seed) for seed in search.seeds]
+                for seed in search.seeds:
+                    search.config(claim.params, seed)
             except ConfigError as error:
-                nothing = [(search.base, directory) for directory in directories]
-                why = f"not run: its settings do not go together ({error})"
-                _finish(_Claim(search, slot, taken, params, nothing), why, say)
+                _finish(claim, f"not run: its settings do not go together ({error})", say)
                 continue
             locks.push(mine.pop_all())
-            return _Claim(search, slot, taken, params, list(zip(configs, directories, strict=True)))
+            return claim
     return None
-
-
-def _begun_here(search: Search, slot: int) -> bool:
-    return study.working_directory(search.folder, _name(slot, search.seeds[0])).exists()
 
 
 def _lock(search: Search, slot: int, locks: ExitStack) -> list[RunDirectory] | None:
     """Return all directories of the slot, locked, or None while another worker of this machine has one."""
     try:
-        return [
-            locks.enter_context(RunDirectory.claim(study.working_directory(search.folder, _name(slot, seed))))
-            for seed in search.seeds
-        ]
+        return [locks.enter_context(RunDirectory.claim(place)) for place in search.places(slot)]
     except RunLockedError:
         return None
 
@@ -168,7 +160,7 @@ def _lock(search: Search, slot: int, locks: ExitStack) -> list[RunDirectory] | N
 def _work(claim: _Claim, deadline: float | None, quiet: bool, say: Say) -> bool:
     """Train a trial and report it; False if it was interrupted, with everything saved."""
     try:
-        with heartbeats(claim.search.queue.storage, [claim.trial]):
+        with heartbeats(claim.search.queue.storage, claim.trial):
             _finish(claim, _train(claim, deadline, quiet), say)
     except Interrupted as stop:
         claim.search.queue.give_back(claim.trial)
@@ -180,7 +172,8 @@ def _work(claim: _Claim, deadline: float | None, quiet: bool, say: Say) -> bool:
 def _train(claim: _Claim, deadline: float | None, quiet: bool) -> str | None:
     """Train a trial's runs, one after the other; return None, or why one diverged."""
     try:
-        for config, directory in claim.runs:
+        for seed, directory in zip(claim.search.seeds, claim.directories, strict=True):
+            config = claim.search.config(claim.params, seed)
             left = None if deadline is None else deadline - time.monotonic()
             train(config, directory.path, held=directory, quiet=quiet, budget_seconds=left, test=False)
     except (DivergedError, SeamError) as error:
@@ -193,8 +186,8 @@ def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
     search, value = claim.search, None
     notes: dict[str, Any] = {"diverged": diverged}
     if diverged is None:
-        pairs = zip(claim.names(), claim.runs, strict=True)
-        rows = [study.write_row(search.folder, name, directory) for name, (_, directory) in pairs]
+        pairs = zip(search.names(claim.slot), claim.directories, strict=True)
+        rows = [study.write_row(search.folder, name, directory) for name, directory in pairs]
         accuracies = [row["validation_accuracy"] for row in rows]
         slowed = [row["rate_scale"] for row in rows if "rate_scale" in row]
         if None in accuracies:
@@ -208,7 +201,7 @@ def _finish(claim: _Claim, diverged: str | None, say: Say) -> None:
             value = sum(accuracies) / len(accuracies)
             notes = {"accuracies": accuracies, "seconds": sum(row["seconds"] for row in rows)}
     counted = search.queue.tell(claim.trial, value, **notes)
-    for _, directory in claim.runs:
+    for directory in claim.directories:
         study.forget(search.folder, directory)
     say(search, claim.slot, {"params": claim.params, "value": value, "counted": counted, **notes})
 
@@ -217,9 +210,8 @@ def _tidy(searches: Sequence[Search]) -> None:
     """Remove directories whose worker died between reporting and removing them."""
     for search in searches:
         for slot in search.queue.finished():
-            names = [_name(slot, seed) for seed in search.seeds]
             with ExitStack() as locks:
-                if any(study.working_directory(search.folder, name).exists() for name in names):
+                if any(place.exists() for place in search.places(slot)):
                     for directory in _lock(search, slot, locks) or []:
                         study.forget(search.folder, directory)
 
@@ -250,24 +242,14 @@ def best_config(search: Search, rows: Sequence[Row]) -> RunConfig | None:
     """Return the config of the trial with the highest validation accuracy, with the first of the tuning seeds."""
     if not rows or rows[0]["state"] != "done":
         return None
-    return dataclasses.replace(apply(search.base, rows[0]["params"]), seed=search.seeds[0])
-
-
-def inherit(config: RunConfig, variant: Variant) -> RunConfig:
-    """Return the same settings for another variant: the paper's Unlifted has Baseline's (rem:confound)."""
-    return dataclasses.replace(config, variant=variant)
+    return search.config(rows[0]["params"], search.seeds[0])
 
 
 def trials_table(search: Search, rows: Sequence[Row]) -> Table:
     """Return one line per trial: its settings, accuracies and time."""
     several = search.seeds if len(search.seeds) > 1 else ()
-    header = (
-        "trial",
-        *search.space,
-        "validation accuracy, %",
-        *(f"seed {seed}" for seed in several),
-        "seconds",
-    )
+    seeds = (f"seed {seed}" for seed in several)
+    header = ("trial", *search.space, "validation accuracy, %", *seeds, "seconds")
     lines = []
     for row in rows:
         accuracy = _percent(row["accuracy"]) if row["state"] == "done" else row["state"]
@@ -297,9 +279,9 @@ def write_report(search: Search, rows: Sequence[Row]) -> Path | None:
         return None
     missing = sum(row["state"] == "missing" for row in rows)
     why = f"validation accuracy {_percent(rows[0]['accuracy'])} %, the best of {len(rows) - missing} trials"
-    return write_best(
-        search.folder, best, why + (f" ({missing} of {len(rows)} are still missing)" if missing else "")
-    )
+    if missing:
+        why += f" ({missing} of {len(rows)} are still missing)"
+    return write_best(search.folder, best, why)
 
 
 def write_best(folder: Path, config: RunConfig, why: str) -> Path:

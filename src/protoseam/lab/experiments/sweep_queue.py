@@ -61,12 +61,8 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _experiments():
-                storage = RDBStorage(
-                    url,
-                    engine_kwargs=options,
-                    heartbeat_interval=heartbeat,
-                    grace_period=_GRACE * heartbeat,
-                )
+                grace = _GRACE * heartbeat
+                storage = RDBStorage(url, options, heartbeat_interval=heartbeat, grace_period=grace)
             break
         except (SQLAlchemyError, ImportError, ValueError) as error:
             # workers that start together make the tables together, and all but one of them fail
@@ -103,6 +99,10 @@ def _failed(trial: FrozenTrial) -> bool:
     return bool(trial.state.name == "FAIL")
 
 
+def _ended(trial: FrozenTrial) -> bool:
+    return trial.state.name in ("COMPLETE", "PRUNED")
+
+
 @dataclass
 class Queue:
     """One Optuna study and the points of its slots; ``shared``: its workers need not share a file system."""
@@ -123,17 +123,16 @@ class Queue:
 
     def finished(self) -> dict[int, FrozenTrial]:
         """Return the trial that counts of each slot that is done."""
-        found: dict[int, FrozenTrial] = {}
-        for slot, trials in enumerate(self.trials()):
-            for trial in trials:
-                if trial.state.name in ("COMPLETE", "PRUNED"):
-                    found.setdefault(slot, trial)
-        return found
+        ended = [[trial for trial in trials if _ended(trial)] for trials in self.trials()]
+        return {slot: trials[0] for slot, trials in enumerate(ended) if trials}
 
     def refill(self) -> dict[int, FrozenTrial]:
         """Queue every slot that has no trial waiting, running or finished; return the trials still to be done."""
         if self.shared:
-            self._fail_the_dead()
+            from optuna.storages import fail_stale_trials
+
+            with _experiments():
+                fail_stale_trials(self.study)
         # until one look finds nothing missing: others fail trials, too, between a look and the next
         slots = self.trials()
         while lacking := [slot for slot, trials in enumerate(slots) if all(map(_failed, trials))]:
@@ -144,7 +143,7 @@ class Queue:
             slots = self.trials()
         still_open: dict[int, FrozenTrial] = {}
         for slot, trials in enumerate(slots):
-            if any(trial.state.name in ("COMPLETE", "PRUNED") for trial in trials):
+            if any(map(_ended, trials)):
                 self._withdraw([trial for trial in trials if trial.state.name == "WAITING"])
             else:
                 still_open[slot] = next(trial for trial in trials if not _failed(trial))
@@ -156,12 +155,6 @@ class Queue:
         for trial in trials:
             with suppress(_ALREADY_FINISHED):
                 self.storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.FAIL)
-
-    def _fail_the_dead(self) -> None:
-        from optuna.storages import fail_stale_trials
-
-        with _experiments():
-            fail_stale_trials(self.study)
 
     def take(self, trial: FrozenTrial, seed: int) -> Trial | None:
         """Give the trial to this worker; None if another was faster. The caller holds the slot's directory."""
@@ -227,16 +220,15 @@ def open_queue(
 
 
 @contextmanager
-def heartbeats(storage: RDBStorage, trials: Sequence[Trial]) -> Iterator[None]:
-    """Record heartbeats of these trials, at the storage's interval, while the context is open."""
+def heartbeats(storage: RDBStorage, trial: Trial) -> Iterator[None]:
+    """Record heartbeats of this trial, at the storage's interval, while the context is open."""
     interval = storage.get_heartbeat_interval()
     assert interval is not None
 
     def beat() -> None:
-        for trial in trials:
-            # training goes on if the storage does not answer; the next beat may reach it
-            with suppress(Exception):
-                storage.record_heartbeat(trial._trial_id)
+        # training goes on if the storage does not answer; the next beat may reach it
+        with suppress(Exception):
+            storage.record_heartbeat(trial._trial_id)
 
     with every(interval, beat):
         yield

@@ -11,11 +11,23 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from protoseam.lab.engine.files import read_json
 from protoseam.lab.experiments import paper
-from protoseam.lab.experiments.aggregate import Band, Cell, Point, Runs, published_curve
-from protoseam.lab.experiments.plans import Scope, grid_name, grid_points
+from protoseam.lab.experiments.aggregate import (
+    Band,
+    Cell,
+    Point,
+    Runs,
+    difference,
+    other_covariances,
+    published_curve,
+    refused,
+)
+from protoseam.lab.experiments.plans import Scope, grid_names
 from protoseam.lab.experiments.recipes import TITLES, network
 
 MISSING = "missing"
@@ -36,10 +48,13 @@ class Table:
 
 def _table(caption: str, header: tuple[str, ...], rows: list[list[str]], scope: Scope) -> Table:
     """Leave the paper's columns out where the runs are not the paper's."""
-    kept = [i for i, name in enumerate(header) if not (scope.note and "paper" in name)]
-    return Table(
-        caption, tuple(header[i] for i in kept), [[row[i] for i in kept] for row in rows], scope.note
-    )
+    kept = [not (scope.note and "paper" in name) for name in header]
+    head, *lines = (list(itertools.compress(row, kept)) for row in (header, *rows))
+    return Table(caption, tuple(head), lines, scope.note)
+
+
+def _seeds(scope: Scope) -> list[str]:
+    return [f"seed {seed}" for seed in scope.seeds]
 
 
 def _names(cell: Cell | Band) -> list[str]:
@@ -48,13 +63,11 @@ def _names(cell: Cell | Band) -> list[str]:
 
 
 def table_1(table: Sequence[Cell], scope: Scope) -> Table:
-    seeds = [f"seed {seed}" for seed in scope.seeds]
-    header = ("data", "network", "variant", *seeds, "mean", "spread", "paper", "to paper")
+    header = ("data", "network", "variant", *_seeds(scope), "mean", "spread", "paper", "to paper")
     rows = []
     for cell in table:
         by_seed = [_shown(cell.by_seed.get(seed)) for seed in scope.seeds]
-        known = cell.mean is not None and cell.published is not None
-        to_paper = (cell.mean or 0.0) - (cell.published or 0.0) if known else None
+        to_paper = difference(cell.mean, cell.published)
         numbers = [_shown(cell.mean), _shown(cell.spread, ""), _shown(cell.published, ""), _signed(to_paper)]
         rows.append([*_names(cell), *by_seed, *numbers])
     caption = (
@@ -64,8 +77,7 @@ def table_1(table: Sequence[Cell], scope: Scope) -> Table:
 
 
 def paired(found: Sequence[Cell], scope: Scope) -> Table:
-    seeds = [f"seed {seed}" for seed in scope.seeds]
-    header = ("data", "network", "difference", *seeds, "mean", "95 % interval", "paper")
+    header = ("data", "network", "difference", *_seeds(scope), "mean", "95 % interval", "paper")
     rows = []
     for cell in found:
         by_seed = [_signed(cell.by_seed.get(seed), MISSING) for seed in scope.seeds]
@@ -135,7 +147,7 @@ def hyperparameters(runs: Runs, scope: Scope) -> Table:
         rates = _values(run["config"]["optim"]["lr"] * run.get("rate_scale", 1.0) for run in found)
         decays = _values(run["config"]["optim"]["weight_decay"] for run in found)
         inherits = variant == "unlifted" and data in paper.DATASETS
-        tuned = paper.TUNED.get((data, network(model), variant))
+        tuned = paper.TUNED.get((data, network(model)), {}).get(variant)
         stated = [f"{v:g}" for v in tuned] if tuned else ["Baseline's" if inherits else ""] * 2
         rows.append([TITLES[data], TITLES[model], TITLES[variant], *stated, rates, decays])
     return _table("Learning rate and weight decay (tab:hyperparameters).", header, rows, scope)
@@ -147,18 +159,16 @@ def _values(values: Any) -> str:
 
 def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
     name = {"rho_max": "ρmax", "dim": "k"}[setting]
-    seeds = [f"seed {seed}" for seed in scope.seeds]
     three = ("mean", "lowest", "highest")
-    header = (name, *seeds, *three, *(f"paper {word}" for word in three), "to paper")
+    header = (name, *_seeds(scope), *three, *(f"paper {word}" for word in three), "to paper")
     rows = []
     for point in points:
         by_seed = [_shown(point.by_seed.get(seed)) for seed in scope.seeds]
         measured, stated = point.measured, point.published
         to_paper = measured[0] - stated[0] if measured and stated else None
-        columns = [_shown(v) for v in measured or (None,) * 3] + [
-            _shown(v, "") for v in stated or (None,) * 3
-        ]
-        rows.append([str(point.value), *by_seed, *columns, _signed(to_paper)])
+        ours = [_shown(v) for v in measured or (None,) * 3]
+        theirs = [_shown(v, "") for v in stated or (None,) * 3]
+        rows.append([str(point.value), *by_seed, *ours, *theirs, _signed(to_paper)])
     data, _, model = scope.sweep.partition("-")
     caption = (
         f"Test accuracy in % of ProtoSeam over {name}, {TITLES[model]} on {TITLES[data]} (fig:penalty-sweep)."
@@ -168,16 +178,14 @@ def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
 
 def grid_table(runs: Runs, scope: Scope) -> Table:
     """Unlifted's own search by validation accuracy, best first, beside the variants as the paper has them."""
-    rows = []
-    for rate, decay in grid_points(scope):
-        run = runs.get(grid_name(scope, rate, decay))
-        rows.append([f"{rate:g}", f"{decay:g}", _shown(_validation(run))])
+    rows = [
+        [f"{rate:g}", f"{decay:g}", _shown(_validation(runs.get(name)))]
+        for (rate, decay), name in grid_names(scope).items()
+    ]
     rows.sort(key=lambda row: row[2] if row[2] != MISSING else "", reverse=True)
     seed = scope.seeds[0]
-    beside = {
-        v: _validation(runs.get(f"{scope.grid}-{v}-{seed}")) for v in ("unlifted", "baseline", "protoseam")
-    }
-    told = ", ".join(f"{TITLES[v]} {_shown(accuracy)}" for v, accuracy in beside.items())
+    beside = {v: runs.get(f"{scope.grid}-{v}-{seed}") for v in ("unlifted", "baseline", "protoseam")}
+    told = ", ".join(f"{TITLES[v]} {_shown(_validation(run))}" for v, run in beside.items())
     data, _, model = scope.grid.partition("-")
     caption = (
         f"Validation accuracy in % of Unlifted with a search of its own, {TITLES[model]} on {TITLES[data]}, seed "
@@ -197,13 +205,55 @@ def cost_line(runs: Runs) -> str:
     costs = [run["cost"] for run in trained if "joules" in run.get("cost", {})]
     known = {str(run.get("environment", {}).get("device")) for run in trained} - {"None"}
     where = f" on {', '.join(sorted(known))}" if known else ""
-    joules = sum(cost["joules"] for cost in costs)
-    kept = f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
-    energy = kept if costs else "not measured"
+    joules, energy = sum(cost["joules"] for cost in costs), "not measured"
+    if costs:
+        energy = f"{joules / 1e6:.2f} MJ ({joules / 3.6e6:.2f} kWh) over {len(costs)} of them"
     shared = "" if all("cost" in run for run in trained) else " (runs that shared a device count in full)"
-    return (
-        f"Cost: {len(trained)} runs, {seconds / 3600:.1f} hours of training{where}{shared}; energy {energy}."
-    )
+    hours = f"{seconds / 3600:.1f} hours of training{where}{shared}"
+    return f"Cost: {len(trained)} runs, {hours}; energy {energy}."
+
+
+# The setting lift.covariance, lift.structure → how a reader knows it.
+_ESTIMATES = {
+    ("exact", "full"): "exact: one pass after each epoch",
+    ("running", "full"): "running: from the training batches",
+    ("running", "diagonal"): "running, diagonal",
+    ("isotropic", "full"): "isotropic: ρ⁻¹, nothing is estimated",
+}
+
+
+def covariance_table(runs: Runs, scope: Scope, results: Path | None) -> Table:
+    """Return ProtoSeam's accuracy by network and estimate, in %, and the time of an epoch against Unlifted's.
+
+    Args:
+        runs: the study's runs, by name.
+        scope: names the data and the network; the paper's scope adds ResNet-8.
+        results: the folder that may hold ``covariance/*/summary.json`` and ``bench/engine-h200.json``. A run that
+            differs from a recipe in more than the estimate is left out.
+    """
+    bench = results / "bench" / "engine-h200.json" if results else None
+    measured = read_json(bench)["epochs"] if bench and bench.exists() else {}
+    pairs = tuple(dict.fromkeys(([] if scope.note else ["cifar100-resnet8"]) + [scope.sweep]))  # DATA-MODEL
+    everything = [run for name, run in runs.items() if name.startswith(("covariance-", *pairs))]
+    everything += other_covariances(results)
+    rows = []
+    for pair, ((estimate, structure), words) in itertools.product(pairs, _ESTIMATES.items()):
+        model = pair.partition("-")[2]
+        changed: dict[str, Any] = {"lift.covariance": estimate, "lift.structure": structure}
+        by_seed: dict[int, float] = {}
+        for seed in scope.seeds:
+            planned = scope.config(f"{pair}-protoseam", seed, **changed)
+            if same := [run for run in everything if not refused(planned, run)]:
+                by_seed[seed] = 100 * same[0]["test_accuracy"]
+        if by_seed:
+            overhead = measured.get(model, {}).get("overhead", {}) if structure == "full" else {}
+            cost = f"{100 * overhead[estimate]:+.1f} %" if estimate in overhead else "not measured"
+            accuracies = [_shown(by_seed.get(seed)) for seed in scope.seeds]
+            rows.append([TITLES[model], words, *accuracies, _shown(fmean(by_seed.values())), cost])
+    data = TITLES[scope.sweep.partition("-")[0]]
+    caption = f"Test accuracy in % of ProtoSeam on {data} by covariance estimate."
+    header = ("network", "covariance", *_seeds(scope), "mean", "epoch against Unlifted")
+    return Table(caption, header, rows, scope.note)
 
 
 def toy_table(rows: Sequence[dict[str, float]], note: str = "") -> Table:

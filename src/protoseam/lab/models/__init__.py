@@ -41,24 +41,16 @@ def _side(name: str, shape: Shape) -> int:
     return shape[1]
 
 
-def _vit_s(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
-    return vit_s(num_classes, image_size=_side("vit_s", shape), in_channels=shape[0], **options)
-
-
-def _convnet(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
-    return convnet(num_classes, in_channels=shape[0], image_size=_side("convnet", shape), **options)
-
-
-def _mlp(num_classes: int, shape: Shape, **options: Any) -> nn.Module:
-    return mlp(math.prod(shape), num_classes, **options)
-
-
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": lambda num_classes, shape, **options: resnet8(num_classes, shape[0], **options),
     "resnet18": lambda num_classes, shape, **options: resnet18(num_classes, shape[0], **options),
-    "vit_s": _vit_s,
-    "convnet": _convnet,
-    "mlp": _mlp,
+    "vit_s": lambda num_classes, shape, **options: vit_s(
+        num_classes, _side("vit_s", shape), in_channels=shape[0], **options
+    ),
+    "convnet": lambda num_classes, shape, **options: convnet(
+        num_classes, shape[0], _side("convnet", shape), **options
+    ),
+    "mlp": lambda num_classes, shape, **options: mlp(math.prod(shape), num_classes, **options),
 }
 NAMES: tuple[str, ...] = tuple(_BUILDERS)
 # Options of timm that read a file or foreign settings: a config must not be able to ask for that.
@@ -71,14 +63,8 @@ def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any
         return make(*args, **options)
     except ModelError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        AssertionError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-    ) as error:  # no such option, or it does not fit
+    # no such option, or it does not fit
+    except (TypeError, ValueError, AssertionError, ArithmeticError, RuntimeError, MemoryError) as error:
         raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
 
 
@@ -96,12 +82,15 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
         )
     if name in _BUILDERS:
         return _built(name, _BUILDERS[name], num_classes, shape, **options)
-    known = list(NAMES)
+    known, where = list(NAMES), ""
     try:
         timm = importlib.import_module("timm")
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not match torch
-        timm, why = None, error
-    if timm is not None:
+        remedy = "torch and torchvision are of different builds, install both from one place"
+        if isinstance(error, ImportError):
+            remedy = "pip install -e '.[vision]' in the clone"
+        where = f"; timm, which would add its own, cannot be imported ({error}): {remedy}"
+    else:
         if timm.is_model(name):
             return _built(
                 name, timm.create_model, name, num_classes=num_classes, in_chans=shape[0], **options
@@ -109,12 +98,4 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
         known += timm.list_models()
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"
-    where = ""
-    if timm is None:
-        remedy = (
-            "pip install -e '.[vision]' in the clone"
-            if isinstance(why, ImportError)
-            else "torch and torchvision are of different builds, install both from one place"
-        )
-        where = f"; timm, which would add its own, cannot be imported ({why}): {remedy}"
     raise ModelError(f"no network is called {name!r}: {hint}{where}")

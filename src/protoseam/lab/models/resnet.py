@@ -66,16 +66,12 @@ class ResNet(nn.Module):
             nn.BatchNorm2d(widths[0]),
             nn.ReLU(),
         )
-        stages: list[nn.Module] = []
-        channels = widths[0]
+        stages, channels = nn.Sequential(), widths[0]
         for index, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-            strides = [1 if index == 0 else 2] + [1] * (count - 1)
-            stage: list[nn.Module] = []
-            for stride in strides:
-                stage.append(BasicBlock(channels, width, stride))
-                channels = width
-            stages.append(nn.Sequential(*stage))
-        self.stages = nn.Sequential(*stages)
+            first = BasicBlock(channels, width, 1 if index == 0 else 2)
+            stages.append(nn.Sequential(first, *(BasicBlock(width, width) for _ in range(1, count))))
+            channels = width
+        self.stages = stages
         self.fc = nn.Linear(channels, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -93,8 +89,7 @@ class ResNet(nn.Module):
         return torch.mean(h_BCHW, dim=(2, 3))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x_BCHW))
-        return logits
+        return self.fc(self.features(x_BCHW))
 
 
 def resnet8(num_classes: int, in_channels: int = 3, stem_stride: int = 1) -> ResNet:

@@ -12,9 +12,11 @@ from protoseam.errors import ArgumentError
 
 
 class ConvNet(nn.Module):
-    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, then `fc`."""
+    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, then `fc`; for 28×28 (MNIST) or 8×8 (digits) images."""
 
-    def __init__(self, num_classes: int, in_channels: int, image_size: int, widths: tuple[int, int]) -> None:
+    def __init__(
+        self, num_classes: int, in_channels: int = 1, image_size: int = 28, widths: tuple[int, int] = (32, 64)
+    ) -> None:
         super().__init__()
         if image_size < 4:
             raise ArgumentError(f"image_size={image_size} is too small to be halved twice; give at least 4")
@@ -30,14 +32,13 @@ class ConvNet(nn.Module):
         self.fc = nn.Linear(widths[1] * (image_size // 4) ** 2, num_classes)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x_BCHW))
-        return logits
+        return self.fc(self.features(x_BCHW))
 
 
 class MLP(nn.Module):
     """Linear layers with ReLU between them, on flattened input; `fc` is the last."""
 
-    def __init__(self, num_features: int, num_classes: int, hidden: Sequence[int]) -> None:
+    def __init__(self, num_features: int, num_classes: int, hidden: Sequence[int] = (128, 128)) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Flatten()]
         width = num_features
@@ -48,17 +49,7 @@ class MLP(nn.Module):
         self.fc = nn.Linear(width, num_classes)
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x_BF))
-        return logits
+        return self.fc(self.features(x_BF))
 
 
-def convnet(
-    num_classes: int, in_channels: int = 1, image_size: int = 28, widths: tuple[int, int] = (32, 64)
-) -> ConvNet:
-    """Two convolutions and a classifier, for 28×28 (MNIST) and 8×8 (scikit-learn's digits) images."""
-    return ConvNet(num_classes, in_channels, image_size, widths)
-
-
-def mlp(num_features: int, num_classes: int, hidden: Sequence[int] = (128, 128)) -> MLP:
-    """A fully connected network for tables; images are flattened."""
-    return MLP(num_features, num_classes, hidden)
+convnet, mlp = ConvNet, MLP  # the names that `build` knows

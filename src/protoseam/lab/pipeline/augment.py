@@ -24,6 +24,9 @@ from protoseam.errors import ArgumentError
 from protoseam.lab.pipeline.counter_rng import bernoulli, random_words, uniform, uniform_integer
 from protoseam.lab.pipeline.randaugment import OPS, RandAugment, check_images, photometric, table, warp
 
+PerChannel = Sequence[float] | Tensor
+Scalar = int | Tensor  # a 0-dim tensor in compiled code
+
 # Outside a compiled graph, intermediate results are int64 and float64 tensors of this many elements at most
 # (8 bytes each, about six alive at a time): as few kernels as that memory allows on an accelerator, the cache's
 # size on a CPU. A compiled graph fuses them away and takes the batch whole.
@@ -87,13 +90,7 @@ class Draws(NamedTuple):
 
 
 def draw_parameters(
-    indices_B: Tensor,
-    *,
-    policy: Augmentation,
-    seed: int | Tensor,
-    epoch: int | Tensor,
-    height: int,
-    width: int,
+    indices_B: Tensor, *, policy: Augmentation, seed: Scalar, epoch: Scalar, height: int, width: int
 ) -> Draws:
     """Return the random choices for the images at these dataset positions in this epoch."""
     slots = policy.randaugment.num_ops if policy.randaugment is not None else 0
@@ -128,9 +125,7 @@ def _draw_erasure(words_DB: Tensor, erase: Erase, height: int, width: int) -> Te
     return torch.stack([top_B, left_B, height_B, width_B])
 
 
-def _channel_vector(
-    values: Sequence[float] | Tensor, channels: int, device: torch.device, name: str
-) -> Tensor:
+def _channel_vector(values: PerChannel, channels: int, device: torch.device, name: str) -> Tensor:
     """(C, 1, 1) float64, filled on the device: copying a list there would make the host wait."""
     if len(values) != channels:
         raise ArgumentError(
@@ -143,10 +138,7 @@ def _channel_vector(
 
 
 def normalise(
-    images_BCHW: Tensor,
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
-    dtype: torch.dtype = torch.float32,
+    images_BCHW: Tensor, mean: PerChannel, std: PerChannel, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """(levels/255 − mean)/std per channel, computed in float32; evaluation images get nothing else."""
     check_images(images_BCHW, "normalise")
@@ -155,7 +147,7 @@ def normalise(
 
 
 def scale_and_shift(
-    mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, channels: int, device: torch.device
+    mean: PerChannel, std: PerChannel, channels: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """a and b of a·level − b = (level/255 − μ)/σ, (C, 1, 1) float32: one multiply-add per pixel."""
     mean_C11 = _channel_vector(mean, channels, device, "mean")
@@ -178,26 +170,17 @@ def _erase(values_BCHW: Tensor, erase_4B: Tensor, value: float) -> Tensor:
 
 def _augment_levels(images_BCHW: Tensor, draws: Draws, policy: Augmentation) -> Tensor:
     """uint8 to uint8: crop, flip and RandAugment."""
-    crops, randaugment = policy.crop_padding > 0 or policy.flip, policy.randaugment or RandAugment(num_ops=0)
-    if crops and randaugment.num_ops == 0:
-        images_BCHW = warp(
-            images_BCHW,
-            policy=randaugment,
-            offset_2B=draws.crop_2B - policy.crop_padding,
-            flip_B=draws.flip_B,
-        )
-    for slot in range(randaugment.num_ops):
+    choice = policy.randaugment or RandAugment(num_ops=0)
+    crop: dict[str, Tensor] = {}
+    if policy.crop_padding > 0 or policy.flip:
+        crop = {"offset_2B": draws.crop_2B - policy.crop_padding, "flip_B": draws.flip_B}
+    if crop and choice.num_ops == 0:
+        return warp(images_BCHW, policy=choice, **crop)
+    for slot in range(choice.num_ops):
         op_B, negative_B = draws.op_SB[slot], draws.negative_SB[slot]
-        first = crops and slot == 0
-        images_BCHW = warp(
-            images_BCHW,
-            op_B,
-            negative_B,
-            policy=randaugment,
-            offset_2B=draws.crop_2B - policy.crop_padding if first else None,
-            flip_B=draws.flip_B if first else None,
-        )
-        images_BCHW = photometric(images_BCHW, op_B, negative_B, policy=randaugment)
+        images_BCHW = warp(images_BCHW, op_B, negative_B, policy=choice, **crop)
+        images_BCHW = photometric(images_BCHW, op_B, negative_B, policy=choice)
+        crop = {}  # once
     return images_BCHW
 
 
@@ -206,10 +189,10 @@ def augment(
     indices_B: Tensor,
     *,
     policy: Augmentation,
-    seed: int | Tensor,
-    epoch: int | Tensor,
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
+    seed: Scalar,
+    epoch: Scalar,
+    mean: PerChannel,
+    std: PerChannel,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """uint8 images at dataset positions `indices_B` → augmented, normalised (B, C, H, W) in `dtype`.
@@ -252,10 +235,10 @@ def augment_with(
     rows_B: Tensor,
     *,
     policy: Augmentation,
-    seed: int | Tensor,
-    epoch: int | Tensor,
-    mean: Sequence[float] | Tensor,
-    std: Sequence[float] | Tensor,
+    seed: Scalar,
+    epoch: Scalar,
+    mean: PerChannel,
+    std: PerChannel,
 ) -> None:
     """Write ``augment(images[rows], rows, …)`` into ``out``, by :mod:`protoseam.lab.kernels.augment`."""
     check_images(images_NCHW, "augment_with")

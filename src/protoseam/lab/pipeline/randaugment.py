@@ -57,15 +57,11 @@ class RandAugment:
     def strength(self, op: int, height: int, width: int) -> float:
         """The magnitude of `op` before its sign, rounded to float32 as torchvision's table is."""
         ends = {
-            SHEAR_X: (0.0, 0.3),
-            SHEAR_Y: (0.0, 0.3),
+            **dict.fromkeys((SHEAR_X, SHEAR_Y), (0.0, 0.3)),
             TRANSLATE_X: (0.0, 150.0 / 331.0 * width),  # 150 of 331 pixels: AutoAugment's ImageNet size
             TRANSLATE_Y: (0.0, 150.0 / 331.0 * height),
             ROTATE: (0.0, 30.0),
-            BRIGHTNESS: (0.0, 0.9),
-            COLOR: (0.0, 0.9),
-            CONTRAST: (0.0, 0.9),
-            SHARPNESS: (0.0, 0.9),
+            **dict.fromkeys((BRIGHTNESS, COLOR, CONTRAST, SHARPNESS), (0.0, 0.9)),
             SOLARIZE: (1.0, 0.0),
         }
         if op == POSTERIZE:
@@ -310,25 +306,6 @@ def photometric(images_BCHW: Tensor, op_B: Tensor, negative_B: Tensor, *, policy
     own_B11 = torch.where(color_B11, shares_2B11[0], 1.0)
     share_B11 = torch.where(color_B11 | sharp_B11, shares_2B11[1], 0.0)
     return _to_level(_fma(mapped_BCP * own_B11, other_BCP, share_B11)).view(images_BCHW.shape)
-
-
-def apply_op(
-    images_BCHW: Tensor, op_B: Tensor, negative_B: Tensor, *, policy: RandAugment | None = None
-) -> Tensor:
-    """One operation per uint8 image: number `op_B[b]` of `OPS` at the policy's magnitude, negated where asked.
-
-    Posterize, Solarize, AutoContrast and Equalize have no sign and ignore `negative_B`.
-    """
-    check_images(images_BCHW, "apply_op")
-    batch = images_BCHW.shape[0]
-    if op_B.shape != (batch,) or negative_B.shape != (batch,) or negative_B.dtype != torch.bool:
-        raise ArgumentError(
-            f"apply_op: {batch} images with op_B {tuple(op_B.shape)} and negative_B {tuple(negative_B.shape)} "
-            f"{negative_B.dtype}; pass one int64 operation and one bool sign per image"
-        )
-    policy = RandAugment() if policy is None else policy
-    moved_BCHW = warp(images_BCHW, op_B, negative_B, policy=policy)
-    return photometric(moved_BCHW, op_B, negative_B, policy=policy)
 
 
 def check_images(images_BCHW: Tensor, caller: str) -> None:

@@ -96,11 +96,10 @@ class Resident:
         # a constant channel (the border pixels of flat digits) carries nothing: leave it at zero
         self.std = torch.tensor(np.where(std > 0, std, 1.0), dtype=torch.float32, device=self.device)
 
-        self.images = self._put(dataset.train_images, train)
-        self.labels = torch.from_numpy(dataset.train_labels[train]).to(self.device)
-        self.validation = self._held_out(dataset.train_images, dataset.train_labels, held)
+        self.images, self.labels = self._put(dataset.train_images, dataset.train_labels, train)
+        self.validation = self._put(dataset.train_images, dataset.train_labels, held)
         everything = np.arange(len(dataset.test_labels))
-        self.test = self._held_out(dataset.test_images, dataset.test_labels, everything)
+        self.test = self._put(dataset.test_images, dataset.test_labels, everything)
 
         self.size = len(train)
         if batch_size is None:
@@ -170,13 +169,8 @@ class Resident:
         at = torch.full((), epoch, dtype=torch.int64, device=self.device)
         torch.index_select(self.labels, 0, indices, out=y)
         most = _CHUNK if self._kernels is None else self._kernels.chunk(self.images)
-        how: dict[str, Any] = {
-            "policy": self.policy,
-            "seed": self._seed,
-            "epoch": at,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        how: dict[str, Any] = {"policy": self.policy, "seed": self._seed, "epoch": at}
+        how |= {"mean": self.mean, "std": self.std}
         for lo, hi in _equal_chunks(len(indices), most):
             rows = indices[lo:hi]
             if self._kernels is not None:
@@ -212,14 +206,11 @@ class Resident:
             return ((images - self.mean) / self.std).to(self.dtype)
         return normalise(images, self.mean, self.std, self.dtype)
 
-    def _put(self, images: NDArray[Any], rows: NDArray[Any]) -> Tensor:
+    def _put(self, images: NDArray[Any], labels: NDArray[Any], rows: NDArray[Any]) -> tuple[Tensor, Tensor]:
         chosen = torch.from_numpy(np.ascontiguousarray(images[rows])).to(self.device)
-        return chosen if self.flat else chosen.permute(0, 3, 1, 2)  # NHWC in memory is channels_last
-
-    def _held_out(
-        self, images: NDArray[Any], labels: NDArray[Any], rows: NDArray[Any]
-    ) -> tuple[Tensor, Tensor]:
-        return self._put(images, rows), torch.from_numpy(labels[rows]).to(self.device)
+        if not self.flat:
+            chosen = chosen.permute(0, 3, 1, 2)  # NHWC in memory is channels_last
+        return chosen, torch.from_numpy(labels[rows]).to(self.device)
 
 
 class _Spare:
