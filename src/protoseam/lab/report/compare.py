@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from protoseam.lab.engine.config import BESIDE
+from protoseam.lab.engine.settings import dotted
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.aggregate import interval
 from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import rounded
-from protoseam.lab.report.single import duration, percent, settings_of
+from protoseam.lab.report.single import duration, percent
 
 _ASIDE = {*BESIDE, "seed", "data_root", "keep_embeddings", "audit_every", "eval_every", "checkpoint_every"}
 _DRAWN = 10  # groups in one chart, as many as there are colours
@@ -49,7 +50,7 @@ def grouped(runs: Sequence[Gathered]) -> list[Group]:
     """Groups in the order of their first runs, labelled by the settings in which they differ."""
     found: dict[str, Group] = {}
     for run in runs:
-        settings = {k: v for k, v in settings_of(run.config).items() if k not in _ASIDE}
+        settings = {k: v for k, v in dotted(run.config).items() if k not in _ASIDE}
         if settings["data"] in paper.DATASETS and settings["augment"] == "auto":
             settings["augment"] = "paper"  # the same for these images
         if settings["variant"] != "protoseam":  # which has no seam to be set

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from protoseam.lab.engine.config import RunConfig, to_dict
+from protoseam.lab.engine.settings import dotted
 from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import answers_payload, calibration, curves_payload, latent_payload
@@ -255,61 +256,43 @@ def _bound(bound: dict[str, float]) -> Markup:
     )
 
 
-def settings_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings in one level: optim.lr and so on."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if key in ("optim", "lift") else {key: value}
-    return flat
+def changed(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are not the defaults, by their dotted names; where the data lies is not among them."""
+    usual = dotted(to_dict(RunConfig()))
+    return {k: v for k, v in dotted(config).items() if v != usual.get(k) and k != "data_root"}
 
 
 def command_of(config: dict[str, Any]) -> str:
     """The command that trains this run again."""
-    usual = settings_of(to_dict(RunConfig()))
     words = ["protoseam", "train"]
-    for key, value in settings_of(config).items():
-        if value == usual.get(key) or value is None or key == "data_root":
-            continue
-        text = value if isinstance(value, str) else json.dumps(value)
-        words += [f"--{key}", text]
+    for key, value in changed(config).items():
+        if value is not None:
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
     return shlex.join(words)
 
 
 def _about(run: Gathered) -> Markup:
-    usual = settings_of(to_dict(RunConfig()))
+    other = changed(run.config)
     settings = [
-        [name, "none" if value is None else str(value), "" if value == usual.get(name) else "changed"]
-        for name, value in settings_of(run.config).items()
+        [name, "none" if value is None else str(value), "changed" if name in other else ""]
+        for name, value in dotted(run.config).items()
         if name != "data_root"
     ]
     facts = [("Data", _data(run)), ("Training time", duration(run.seconds))]
-    facts += [
-        (name, str(run.environment[key]))
-        for key, name in _ENVIRONMENT.items()
-        if run.environment.get(key) is not None
-    ]
+    known = ((name, run.environment.get(key)) for key, name in _ENVIRONMENT.items())
+    facts += [(name, str(value)) for name, value in known if value is not None]
     if run.summary.get("rate_scale"):
         facts.append(("Learning rates", f"times {run.summary['rate_scale']:g}, after it diverged"))
-    command = tag(
-        "pre",
-        tag("code", run.command or command_of(run.config)),
-        tabindex="0",
-        role="region",
-        aria_label="Command",
-    )
+    command = tag("code", run.command or command_of(run.config))
     heads = ["Setting", "Value", "Against the default"]
     return section(
         "about",
         "What was trained, and how",
         tag("h3", "To repeat it"),
-        command,
+        tag("pre", command, tabindex="0", role="region", aria_label="Command"),
         tag("h3", "Data and environment"),
         _pairs(facts, "facts"),
-        tag(
-            "details",
-            tag("summary", f"All {len(settings)} settings"),
-            table("Settings", heads, settings),
-        ),
+        tag("details", tag("summary", f"All {len(settings)} settings"), table("Settings", heads, settings)),
         short="Settings",
     )
 
