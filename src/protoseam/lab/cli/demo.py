@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )
     from protoseam.errors import SeamWarning
-    from protoseam.lab.cli.options import one_thread  # after the first words, because it takes a second
+    from protoseam.lab.cli.parser import one_thread  # after the first words, because it takes a second
     from protoseam.lab.engine.files import write_atomically
     from protoseam.lab.experiments import demo
     from protoseam.lab.report.demo import DemoPage

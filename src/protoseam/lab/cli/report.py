@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from protoseam.lab.cli.parser import speaks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 def leave_page(places: Sequence[Path], out: Path | None = None) -> None:
     """Write the page at the end of another command and say where; a page that fails does not fail the command."""
-    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process writes
+    if not speaks():
         return
     from protoseam.errors import ProtoSeamError
     from protoseam.lab.data.names import for_terminal

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n".join(str(make.__doc__) for make in RECIPES.values()))
         return 0
-    from protoseam.lab.cli.options import at_least_one, distinct
+    from protoseam.lab.cli.parser import at_least_one, distinct
     from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
@@ -146,7 +146,7 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path, runs: Runs) -> bool:
     """Run what the parts still lack until it is done or the time is up; False if something failed."""
     from protoseam.errors import SeamWarning
-    from protoseam.lab.cli.options import budget_seconds, one_thread
+    from protoseam.lab.cli.parser import budget_seconds, one_thread
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.experiments.plans import agenda
     from protoseam.lab.experiments.reporting import TOY
