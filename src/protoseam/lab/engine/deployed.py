@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from protoseam.errors import DataError
 from protoseam.lab.data.images import Problem
 from protoseam.lab.data.samples import find_samples, fit_image, read_image
-from protoseam.lab.engine.answers import how_unusual
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.evaluate import load_network
 from protoseam.lab.engine.exported import is_exported, read_exported
-from protoseam.lab.engine.latents import Seam
 from protoseam.lab.engine.rundata import RunData, load_again
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.seamfile import read_seam
+from protoseam.lab.engine.seamfile import Seam, how_unusual, read_seam
 
 
 @dataclass(frozen=True)

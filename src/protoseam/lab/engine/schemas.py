@@ -6,6 +6,7 @@ in a `StorageError` that names the file, the field and its value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from protoseam.lab.data.links import refuse_link
 from protoseam.lab.data.names import printable
-from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.files import StorageError, read_bounded
 
 _LARGEST = 1e300  # larger whole numbers of Python cannot be floats
 _RESTORE = "restore the file, or remove it"
@@ -324,12 +326,31 @@ _ABOUT_WEIGHTS: Schema = {
 BOUND: Schema = {"bound": optional(table(ANY_NUMBER))}
 
 
-def check_tensors(path: Path, tensors: dict[str, Tensor], forms: Mapping[str, Form]) -> None:
-    """Compare a file's tensors with what is written into such a file.
+def read_tensors(path: Path, forms: Mapping[str, Form], most: int) -> tuple[dict[str, Tensor], Any] | None:
+    """The tensors of a safetensors file of at most ``most`` bytes, and its ``about``; None where there is no file.
 
     Raises:
-        StorageError: names the file and the tensor.
+        StorageError: if the file is damaged, or holds other tensors than are written into such a file.
     """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
+    refuse_link(path)
+    if not path.exists():
+        return None
+    try:
+        tensors = load(read_bounded(path, most))
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise StorageError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): remove it, or restore it"
+        ) from error
+    _check_tensors(path, tensors, forms)
+    return tensors, about
+
+
+def _check_tensors(path: Path, tensors: dict[str, Tensor], forms: Mapping[str, Form]) -> None:
     lengths: dict[str, int] = {"2": 2}
 
     def wrong(name: str, why: str) -> StorageError:

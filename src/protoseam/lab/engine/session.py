@@ -19,21 +19,20 @@ from protoseam.errors import ProtoSeamError
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
-from protoseam.lab.engine.answers import quantiles
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
 from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.epoch import train_epoch
-from protoseam.lab.engine.latents import Latents, finish, look, seam_of
+from protoseam.lab.engine.latents import Latents, finish, look
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
 from protoseam.lab.engine.resuming import load_checkpoint, load_history, warn_of_changes
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.seamfile import write_seam
+from protoseam.lab.engine.seamfile import Seam, quantiles, write_seam
 
 _MOST_REWINDS = 5
 
@@ -289,7 +288,7 @@ class Session:
         if self.writes:
             score = finish(self.run, self.latents, self.history)
             self.latents.write(self.out)
-            write_seam(self.out, seam_of(self.run), quantiles(score))
+            write_seam(self.out, Seam.of(self.run.objective.seam), quantiles(score))
             self.directory.write_summary(result, deployed.state_dict())
         self.result = result
         return result

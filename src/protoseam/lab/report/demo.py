@@ -13,8 +13,9 @@ from protoseam.lab.engine.auditing import quick_audit
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig, to_dict
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.files import write_atomically
-from protoseam.lab.engine.latents import Latents, Seam, complete
+from protoseam.lab.engine.latents import Latents, complete
 from protoseam.lab.engine.rundir import environment
+from protoseam.lab.engine.seamfile import Seam
 from protoseam.lab.experiments.demo import (
     DIM,
     PICTURE,
@@ -75,7 +76,7 @@ class DemoPage:
     def _look(self, epoch: int, net: ps.Lifted, data: Data) -> None:
         z, _, last = through_last_layer(net.deploy(), 10, [data.test])
         assert z is not None
-        self.latents.add(epoch, z, last, Seam(net.prototypes.detach(), net.covariance.factors))
+        self.latents.add(epoch, z, last, Seam.of(net))
 
     @torch.no_grad()
     def _picture(self, results: dict[str, Any], net: ps.Lifted, data: Data) -> Gathered:
@@ -85,8 +86,7 @@ class DemoPage:
         z, logits, _ = through_last_layer(plain, 10, [(x, y)])
         levels = ((x - x.min()) / (x.max() - x.min()) * 255).round().to(torch.uint8)
         bound = quick_audit(net, net.embed(data.val[0]), data.val[1], PICTURE_FLOOR, 0, about["epochs"])
-        seam = Seam(net.prototypes.detach(), net.covariance.factors)
-        complete(self.latents, z, logits, y, seam, levels, bound)
+        complete(self.latents, z, logits, y, Seam.of(net), levels, bound)
         return Gathered(
             name="The same digits, a seam of two dimensions",
             config=to_dict(_config("ProtoSeam", about["seed"], about["epochs"], 2, PICTURE_FLOOR)),
