@@ -23,9 +23,8 @@ from protoseam.lab.engine.config import (
 )
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
-from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.session import Interrupted, resume, train
+from protoseam.lab.engine.session import Interrupted, ResumeWarning, resume, train
 from protoseam.lab.engine.settings import from_dict
 
 CONFIG = RunConfig(

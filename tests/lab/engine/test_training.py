@@ -23,9 +23,9 @@ from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, Ru
 from protoseam.lab.engine.distributed import Processes
 from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.evaluate import evaluate, load_deployed
-from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
+from protoseam.lab.engine.session import ResumeWarning
 from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.engine.step import learning_rates
 from protoseam.lab.pipeline.augment import Augmentation

@@ -7,6 +7,7 @@ training step waits for it. The figures add up over the visits of a run that was
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 
-from protoseam.lab.engine.background import every
 from protoseam.lab.engine.files import read_json, write_json
 from protoseam.lab.engine.schemas import COST, check
 
@@ -83,6 +83,24 @@ def metered(
     finally:
         sample()
         write()
+
+
+@contextmanager
+def every(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call ``action`` in a thread every so many seconds while the context is open; it has ended when this returns."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=repeat, name=f"protoseam-{action.__name__}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def power_reader(device: torch.device) -> Callable[[], float | None] | None:

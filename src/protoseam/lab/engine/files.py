@@ -47,7 +47,7 @@ def explain_os_error(
         raise StorageError(f"cannot write {what} in {path}: {why}{going_on}") from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Write ``data`` so that ``path`` holds either its old content or all of it, whenever the process dies.
 
     Raises:

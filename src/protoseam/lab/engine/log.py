@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from protoseam.lab.data.names import for_terminal
@@ -25,14 +24,14 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self.quiet and sys.stderr.isatty():
+            from rich.markup import escape
+
             self._bar = _bar(self.rows)
             self._bar.start()
-            self._task = self._bar.add_task(_escaped(self.title), total=self.epochs, completed=self.done)
+            self._task = self._bar.add_task(escape(self.title), total=self.epochs, completed=self.done)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -72,12 +71,6 @@ def _news(row: dict[str, Any]) -> dict[str, str]:
     if "prototype_gap_min" in row.get("seam", {}):
         news["nearest prototypes"] = f"{row['seam']['prototype_gap_min']:.3g}"
     return news | {"img/s": f"{row['images_per_second']:,.0f}"}
-
-
-def _escaped(title: str) -> str:
-    from rich.markup import escape
-
-    return escape(title)
 
 
 def _bar(rows: list[dict[str, str]]) -> Any:

@@ -247,24 +247,18 @@ class RunDirectory:
         file = self.path / "summary.json"
         return check(file, read_json(file), SUMMARY) if file.exists() else None
 
-    def environment_changes(self, device: str) -> list[str]:
-        """Return what differs between the environment in which the run was started and this one."""
-        then, now = self.read_environment(), environment(device)
-        then.pop("resumed", None)
-        keys = sorted(then.keys() | now.keys())
-        return [
-            f"{k}: was {then.get(k, 'not recorded')}, is {now.get(k, 'not recorded')}"
-            for k in keys
-            if (k in then) != (k in now) or then.get(k) != now.get(k)
-        ]
-
-    def note_environment(self, device: str) -> None:
-        """Record that the run goes on in the present environment."""
+    def note_changes(self, device: str) -> list[str]:
+        """Return in what this environment differs from the one in which the run was started, and record it if so."""
         known, now = self.read_environment(), environment(device)
-        resumed = known.setdefault("resumed", [])
-        if not resumed or resumed[-1] != now:
-            resumed.append(now)
-            write_json(self.path / "env.json", known)
+        resumed = known.pop("resumed", [])
+        changes = [
+            f"{k}: was {known.get(k, 'not recorded')}, is {now.get(k, 'not recorded')}"
+            for k in sorted(known.keys() | now.keys())
+            if (k in known) != (k in now) or known.get(k) != now.get(k)
+        ]
+        if changes and resumed[-1:] != [now]:
+            write_json(self.path / "env.json", {**known, "resumed": [*resumed, now]})
+        return changes
 
     def read_environment(self) -> dict[str, Any]:
         file = self.path / "env.json"

@@ -28,7 +28,6 @@ from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.latents import Latents, finish, look
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
-from protoseam.lab.engine.resuming import load_checkpoint, load_history, warn_of_changes
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
 from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.rundir import RunDirectory, go_on
@@ -47,6 +46,10 @@ class Interrupted(ProtoSeamError):
 
 class DivergenceWarning(UserWarning):
     """A run diverged and goes on from its last good epoch with a smaller step."""
+
+
+class ResumeWarning(UserWarning):
+    """A run goes on in another environment than it was started in, or something of it is lost."""
 
 
 def resume(
@@ -141,11 +144,7 @@ class Session:
             raise
         self.latents = Latents(config.epochs)
         if goes_on:
-            if self.writes:
-                warn_of_changes(directory, config.device, changed)
-            self.saved, self.rewinds = load_checkpoint(self.run, directory)
-            self.history = load_history(directory, self.run.epoch, writes=self.writes)
-            self.latents = Latents.resumed(self.out, config.epochs, self.run.epoch)
+            self._go_on(changed)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
@@ -171,6 +170,32 @@ class Session:
         if self.writes and remembered is None:
             RunData.of(config, dataset, run.data).write(self.out)
         return run, changed
+
+    def _go_on(self, changed: list[str]) -> None:
+        """Load the last checkpoint and the metrics up to it; warn of another environment and ``changed`` data."""
+        directory = self.directory
+        if self.writes and (changes := directory.note_changes(self.config.device)):
+            _warn(
+                "this run was started in another environment, so it may not end bit-identically: "
+                + "; ".join(changes)
+            )
+        if self.writes and changed:
+            _warn(
+                f"the data has changed since this run was started: {'; '.join(changed)}. Training continues with the "
+                "present data"
+            )
+        self.saved, self.rewinds = checkpoint.load_into(self.run, directory.checkpoints)
+        done = self.run.epoch
+        self.history = [row for row in directory.read_metrics() if row["epoch"] <= done]
+        lost = sorted(set(range(1, done + 1)) - {row["epoch"] for row in self.history})
+        if self.writes and lost:
+            _warn(
+                f"{directory.path / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, between {lost[0]} "
+                f"and {lost[-1]}, cannot be read and are left out. Training continues"
+            )
+        if self.writes:
+            directory.rewind_metrics(done)
+        self.latents = Latents.resumed(self.out, self.config.epochs, done)
 
     # ------------------------------------------------------------------ the way to the end
 
@@ -342,6 +367,10 @@ class Session:
             checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
             self.directory.rewind_metrics(self.run.epoch)
         self.saved = self.run.epoch
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ResumeWarning, stacklevel=6)  # where the user called train or resume
 
 
 @contextmanager
