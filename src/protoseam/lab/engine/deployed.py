@@ -21,8 +21,7 @@ from protoseam.lab.data.samples import find_samples, fit_image, read_image
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.evaluate import load_network
 from protoseam.lab.engine.exported import is_exported, read_exported
-from protoseam.lab.engine.rundata import RunData, load_again
-from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.rundata import data_of
 from protoseam.lab.engine.seamfile import Seam, how_unusual, read_seam
 
 
@@ -84,8 +83,7 @@ class Deployed(nn.Module):
             DataError: if the image cannot be used.
         """
         if len(self.shape) == 1:
-            row = torch.as_tensor(np.asarray(image, dtype=np.float32))
-            return (row - self.mean.cpu()) / self.std.cpu()
+            return self.normalised(np.asarray(image, dtype=np.float32))
         try:
             if isinstance(image, str | Path):
                 pixels = read_image(Path(image).expanduser().read_bytes(), self.shape)
@@ -138,25 +136,15 @@ class Deployed(nn.Module):
         z_BK, logits_BC, _ = through_last_layer(self.network, len(self.classes), [(x, x)])
         top = logits_BC.double().softmax(1).topk(2, dim=1)
         score_B = how_unusual(z_BK, logits_BC, self.seam)
-        known = self.quantiles is not None and len(self.quantiles) > 1
+        rank_B: list[float | None] = [None] * len(x)
+        if self.quantiles is not None and len(self.quantiles) > 1:
+            below_B = torch.searchsorted(self.quantiles, score_B.cpu())
+            rank_B = [n / len(self.quantiles) for n in below_B.tolist()]
+        found = zip(names, top.indices.tolist(), top.values.tolist(), score_B.tolist(), rank_B, strict=True)
         return [
-            Prediction(
-                name=name,
-                label=self.classes[first],
-                probability=float(p),
-                second=self.classes[second],
-                second_probability=float(q),
-                unusual=float(score),
-                rank=self._rank(score) if known else None,
-            )
-            for name, (first, second), (p, q), score in zip(
-                names, top.indices.tolist(), top.values, score_B, strict=True
-            )
+            Prediction(name, self.classes[first], p, self.classes[second], q, score, rank)
+            for name, (first, second), (p, q), score, rank in found
         ]
-
-    def _rank(self, score: Tensor) -> float:
-        assert self.quantiles is not None
-        return float(torch.searchsorted(self.quantiles, score.cpu())) / len(self.quantiles)
 
 
 def load(path: Path, *, device: str | torch.device = "cpu", trust: bool = False) -> Deployed:
@@ -174,8 +162,7 @@ def load(path: Path, *, device: str | torch.device = "cpu", trust: bool = False)
     """
     if is_exported(path):
         return Deployed(*read_exported(path, trust=trust)).to(device)
-    # a run of an earlier version remembers nothing of its data: then the data has to be there
-    data = RunData.read(path) or load_again(path, RunDirectory(path).read_config())
+    data = data_of(path)
     network = load_network(path, data)
     seam, quantiles = read_seam(path, len(data.classes))
     mean, std = (torch.as_tensor(v).flatten().tolist() for v in (data.mean, data.std))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +20,13 @@ from protoseam.errors import ModelError
 from protoseam.lab import models
 from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.config import ConfigError
+from protoseam.lab.engine.export import AS_IN_TRAINING
 from protoseam.lab.engine.files import StorageError, read_json
 from protoseam.lab.engine.schemas import ABOUT, check, check_about_weights
 from protoseam.lab.engine.settings import from_dict
 
-_AS_IN_TRAINING = {"interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "center"}
-
-
-class Exported(NamedTuple):
-    """A network, and what it takes and gives."""
-
-    network: nn.Module
-    classes: list[str]
-    shape: list[int]
-    mean: list[float]  # to subtract from the inputs, per channel or feature
-    std: list[float]
+# A network, its classes, the shape of a sample, and the mean and deviation of inputs per channel or feature.
+Exported = tuple[nn.Module, list[str], list[int], list[float], list[float]]
 
 
 def is_exported(path: Path) -> bool:
@@ -60,7 +53,9 @@ def read_exported(path: Path, *, trust: bool = False) -> Exported:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     if path.suffix == ".safetensors":
-        return _from_safetensors(path)
+        with _opened(path) as file:
+            about = (file.metadata() or {}).get("about", "{}")
+        return _built(path, about, path)
     if path.suffix == ".onnx":
         network, about = _from_onnx(path)
     elif trust:
@@ -77,7 +72,7 @@ def read_exported(path: Path, *, trust: bool = False) -> Exported:
             f"{path} does not say what it takes and gives: export the run again ({error})"
         ) from error
     channels = known["shape"][0]
-    return Exported(network, known["classes"], known["shape"], [0.0] * channels, [1.0] * channels)
+    return network, known["classes"], known["shape"], [0.0] * channels, [1.0] * channels
 
 
 # ---------------------------------------------------------------------- programs
@@ -123,15 +118,15 @@ def _from_onnx(path: Path) -> tuple[nn.Module, str]:
 # ---------------------------------------------------------------------- weights
 
 
-def _from_safetensors(path: Path) -> Exported:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+            yield file
+    except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} is no safetensors file ({str(error).splitlines()[0]})") from error
-    return _built(path, about, path)
 
 
 def _from_hub(folder: Path) -> Exported:
@@ -144,7 +139,7 @@ def _from_hub(folder: Path) -> Exported:
     # timm's own config has the normalisation in a table of its own, the plain one beside the rest
     by_timm = values.get("pretrained_cfg")
     inputs = by_timm if isinstance(by_timm, dict) else values
-    for name, needed in _AS_IN_TRAINING.items():
+    for name, needed in AS_IN_TRAINING.items():
         if inputs is by_timm and inputs.get(name) != needed:
             raise ConfigError(
                 f"{config}: {name} is {inputs.get(name)!r:.80}, and ProtoSeam brings images to size with {needed!r}: "
@@ -158,7 +153,7 @@ def _from_hub(folder: Path) -> Exported:
         "model": values.get("architecture"),
         "model_options": values.get("model_args", {}),
     }
-    return _built(config, about, weights)
+    return _built(config, json.dumps(about), weights)
 
 
 def _in_order(names: Any) -> list[Any] | None:
@@ -168,11 +163,11 @@ def _in_order(names: Any) -> list[Any] | None:
     return [names[str(i)] for i in range(len(names))]
 
 
-def _built(told: Path, about: Any, weights: Path) -> Exported:
-    """The network that the file ``told`` describes, with the weights of another file or the same."""
+def _built(told: Path, about: str, weights: Path) -> Exported:
+    """The network that the file ``told`` describes in JSON, with the weights of another file or the same."""
     try:
-        known = check_about_weights(told, about)
-    except StorageError as error:
+        known = check_about_weights(told, json.loads(about))
+    except (ValueError, RecursionError, StorageError) as error:
         raise ConfigError(
             f"{told} does not say which network it holds, or what it takes and gives: give the run's directory, or "
             f"export it again ({error})"
@@ -187,23 +182,18 @@ def _built(told: Path, about: Any, weights: Path) -> Exported:
             f"{told}: its network cannot be built ({error}). Give an export of the run to .onnx instead"
         ) from error
     _load_weights(network, weights)
-    return Exported(network, known["classes"], known["shape"], known["mean"], known["std"])
+    return network, known["classes"], known["shape"], known["mean"], known["std"]
 
 
 def _load_weights(network: nn.Module, path: Path) -> None:
     """Load the file if its tensors are the network's by name and shape; otherwise none of them is read."""
-    from safetensors import SafetensorError, safe_open
-
     needed = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    try:
-        with safe_open(path, "pt") as file:
-            held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            for name in sorted(needed.keys() | held.keys()):
-                if needed.get(name) != held.get(name):
-                    raise ConfigError(
-                        f"{path} does not fit its network: {name!r:.80} has shape {held.get(name, 'none')}, and "
-                        f"{needed.get(name, 'no such tensor')} is needed: export the run again"
-                    )
-            network.load_state_dict({name: file.get_tensor(name) for name in needed})
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} is no safetensors file ({str(error).splitlines()[0]})") from error
+    with _opened(path) as file:
+        held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        for name in sorted(needed.keys() | held.keys()):
+            if needed.get(name) != held.get(name):
+                raise ConfigError(
+                    f"{path} does not fit its network: {name!r:.80} has shape {held.get(name, 'none')}, and "
+                    f"{needed.get(name, 'no such tensor')} is needed: export the run again"
+                )
+        network.load_state_dict({name: file.get_tensor(name) for name in needed})

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 
 from protoseam.errors import ProtoSeamError
-from protoseam.lab.data.dataset import ArrayDataset
-from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
@@ -29,7 +27,7 @@ from protoseam.lab.engine.latents import Latents, finish, look
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
-from protoseam.lab.engine.rundata import RunData
+from protoseam.lab.engine.rundata import RunData, find_data
 from protoseam.lab.engine.rundir import RunDirectory, go_on
 from protoseam.lab.engine.seamfile import Seam, quantiles, write_seam
 
@@ -157,11 +155,7 @@ class Session:
         remembered = RunData.read(self.out) if goes_on else None
         if remembered and config.data_root != self.directory.read_config().data_root:
             remembered = dataclasses.replace(remembered, root=None)  # the user has said where it lies now
-        name, root = remembered.place(config) if remembered else (config.data, config.data_root)
-        dataset: ArrayDataset = load(name, Path(root) if root else None, image_size=config.image_size)
-        if not test:
-            dataset = dataset.without_test()
-        changed = remembered.check(self.out, dataset) if remembered else []
+        dataset, changed = find_data(self.out, config, remembered, test=test)
         run = Run(config, dataset, self.processes)
         if remembered:
             remembered.normalise(run.data)
