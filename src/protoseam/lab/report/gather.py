@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,9 +108,7 @@ def _from_directory(path: Path) -> Gathered:
         environment=directory.read_environment(),
         classes=list(classes),
         data=data,
-        latents=kept
-        if "share" in kept or "label" in kept
-        else {},  # reduced, as a run that has ended leaves it
+        latents=kept if {"share", "label"} & set(kept) else {},  # reduced, as a run that has ended leaves it
         bound=about.get("bound") or _last_audit(directory.read_metrics()),
         place=path,
     )
@@ -169,4 +168,4 @@ def _with_embeddings(run: Gathered) -> Gathered:
         roots = vectors * values.clamp_min(0).sqrt()[:, None] @ vectors.mT
         latents["prototypes"] = torch.tensor(kept["prototypes"])[None]
         latents["roots"] = roots[None].half()
-    return Gathered(**{**run.__dict__, "latents": latents})
+    return dataclasses.replace(run, latents=latents)
