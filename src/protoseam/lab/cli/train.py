@@ -22,7 +22,7 @@ from protoseam.lab.cli.parser import (
 )
 from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig
-from protoseam.lab.engine.loggers import NAMES
+from protoseam.lab.engine.loggers import LOGGERS
 
 _GOES_ON = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
 
@@ -33,7 +33,7 @@ def build_parser() -> Parser:
     parser.add_argument("--out", metavar="DIR", help="the run's directory; default runs/NAME")
     parser.add_argument("--seeds", nargs="+", help="train one run per seed (42 43), into DIR/VARIANT-SEED")
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
-    parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
+    parser.add_argument("--logger", choices=LOGGERS, help="also log each epoch there")
     return parser
 
 

@@ -49,36 +49,27 @@ def metered(
         yield
         return
     watts = watts or power_reader(device)
-    before = read_cost(run)
-    begun = last = time.monotonic()
-    joules = metered_seconds = 0.0
+    total = {"seconds": 0.0, **read_cost(run)}
+    last, samples = time.monotonic(), 0
 
     def sample() -> None:
-        nonlocal last, joules, metered_seconds
+        nonlocal last, samples
         now, power = time.monotonic(), watts() if watts else None
+        spent = {"seconds": now - last}
         if power is not None:
-            joules, metered_seconds = joules + power * (now - last), metered_seconds + now - last
-        last = now
-
-    def write() -> None:
-        spent = {"seconds": time.monotonic() - begun}
-        if metered_seconds:
-            spent |= {"joules": joules, "metered_seconds": metered_seconds}
-        total = before | {key: before.get(key, 0.0) + value for key, value in spent.items()}
-        with suppress(OSError):  # a full disk must end the run in the run's own words
-            write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
-
-    samples = 0
-
-    def watch() -> None:
-        nonlocal samples
-        sample()
-        samples += 1
+            spent |= {"joules": power * (now - last), "metered_seconds": now - last}
+        for key, value in spent.items():
+            total[key] = total.get(key, 0.0) + value
+        last, samples = now, samples + 1
         if samples % _BETWEEN_WRITES == 0:
             write()
 
+    def write() -> None:
+        with suppress(OSError):  # a full disk must end the run in the run's own words
+            write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
+
     try:
-        with every(interval, watch):
+        with every(interval, sample):
             yield
     finally:
         sample()

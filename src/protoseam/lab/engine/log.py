@@ -45,19 +45,15 @@ class Progress:
     def epoch(self, row: dict[str, Any]) -> None:
         self.done = row["epoch"]
         news = _news(row)
-        self.rows[:] = [*self.rows, news][-_SHOWN:]
         if self._bar is not None:
+            self.rows[:] = [*self.rows, news][-_SHOWN:]
             self._bar.update(self._task, completed=self.done)
         elif not self.quiet:
             seconds = (time.monotonic() - self.started) / max(1, self.done - self.first)
-            left = seconds * (self.epochs - self.done)
-            told = "  ".join(
-                f"{name} {value}" for name, value in news.items() if name not in ("epoch", "img/s")
-            )
-            print(
-                f"{self.title}  epoch {self.done}/{self.epochs}  {told}  {news['img/s']} img/s  {left:,.0f} s left",
-                flush=True,
-            )
+            left = f"{news.pop('img/s')} img/s  {seconds * (self.epochs - self.done):,.0f} s left"
+            news["epoch"] += f"/{self.epochs}"
+            told = "  ".join(f"{name} {value}" for name, value in news.items())
+            print(f"{self.title}  {told}  {left}", flush=True)
 
 
 def _news(row: dict[str, Any]) -> dict[str, str]:
