@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("demo-output"),
-        metavar="DIR",
-        help="directory of the output files (default: demo-output)",
-    )
+    out = "directory of the output files (default: demo-output)"
+    add("--out", type=Path, default=Path("demo-output"), metavar="DIR", help=out)
     add("--seeds", type=int, nargs="+", default=[42, 43, 44], help="one run per variant and seed (42 43 44)")
     add("--epochs", type=int, default=40, help="epochs per run (40, for which the recipes are tuned)")
     add("--no-page", action="store_true", help="write no report.html")
@@ -50,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     watcher = _Watcher(console, total)
     with watcher.bar, warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SeamWarning
-        )  # N2 learns slowly at the paper's one rate, and ends well
+        # N2 learns slowly at the paper's one rate, and ends well
+        warnings.simplefilter("ignore", SeamWarning)
         watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
         results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]

@@ -11,19 +11,10 @@ from protoseam.lab.cli.parser import speaks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="a run's directory, a folder of runs, or a study's folder or file; several are compared",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where to write it (report.html in DIR; for several in the folder they share)",
-    )
+    runs = "a run's directory, a folder of runs, or a study's folder or file; several are compared"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="DIR", help=runs)
+    out = "where to write it (report.html in DIR; for several in the folder they share)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
 
 
 def run(args: argparse.Namespace) -> int:
