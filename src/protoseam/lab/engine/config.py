@@ -255,28 +255,24 @@ def resolved(config: RunConfig) -> RunConfig:
     from protoseam.lab.data.loading import is_catalogued
     from protoseam.seam.groups import SEAM_SPEED
 
-    catalogued = is_catalogued(config.data)
-    usual: Literal["sgd", "adamw"] = "sgd" if catalogued or config.optim.lr is not None else "adamw"
-    optim = dataclasses.replace(config.optim, name=config.optim.name or usual)
+    def filled(section: Any, **usual: Any) -> Any:
+        return dataclasses.replace(section, **{k: v for k, v in usual.items() if getattr(section, k) is None})
+
+    own = not is_catalogued(config.data)
+    optim = filled(config.optim, name="adamw" if own and config.optim.lr is None else "sgd")
     lr, decay = optim.resolved()
-    own_lifted_adamw = not catalogued and config.variant == "protoseam" and optim.name == "adamw"
-    if own_lifted_adamw and optim.weight_decay is None:
+    if own and config.variant == "protoseam" and optim.name == "adamw":
         decay = _LIFTED_DECAY
-    batch_size, clip, lift = config.batch_size, optim.clip, config.lift
-    bounded = lift.bounded if lift.bounded is not None else not catalogued
-    speed = lift.seam_speed if lift.seam_speed is not None else _PAPER_SPEED if catalogued else SEAM_SPEED
-    refit = lift.refit if lift.refit is not None else not catalogued and config.average is None
-    draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
-    if catalogued:
-        batch_size = batch_size or CATALOGUED_BATCH
-    elif clip is None:
-        clip = _OWN_CLIP
-    return dataclasses.replace(
-        config,
-        batch_size=batch_size,
-        optim=dataclasses.replace(optim, lr=lr, weight_decay=decay, clip=clip),
-        lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws, refit=refit),
+    lift = filled(
+        config.lift,
+        seam_speed=SEAM_SPEED if own else _PAPER_SPEED,
+        bounded=own,
+        refit=own and config.average is None,
+        draws=None if own or config.lift.antithetic else 1,
     )
+    optim = filled(optim, lr=lr, weight_decay=decay, clip=_OWN_CLIP if own else None)
+    config = filled(config, batch_size=None if own else CATALOGUED_BATCH)
+    return dataclasses.replace(config, optim=optim, lift=lift)
 
 
 def as_begun(values: dict[str, Any]) -> dict[str, Any]:

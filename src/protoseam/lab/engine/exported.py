@@ -22,7 +22,7 @@ from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.export import AS_IN_TRAINING
 from protoseam.lab.engine.files import StorageError, read_json
-from protoseam.lab.engine.schemas import ABOUT, check, check_about_weights
+from protoseam.lab.engine.schemas import ABOUT, ABOUT_WEIGHTS, check, check_normalised
 from protoseam.lab.engine.settings import from_dict
 
 # A network, its classes, the shape of a sample, and the mean and deviation of inputs per channel or feature.
@@ -166,7 +166,7 @@ def _in_order(names: Any) -> list[Any] | None:
 def _built(told: Path, about: str, weights: Path) -> Exported:
     """The network that the file ``told`` describes in JSON, with the weights of another file or the same."""
     try:
-        known = check_about_weights(told, json.loads(about))
+        known = check_normalised(told, json.loads(about), ABOUT_WEIGHTS)
     except (ValueError, RecursionError, StorageError) as error:
         raise ConfigError(
             f"{told} does not say which network it holds, or what it takes and gives: give the run's directory, or "

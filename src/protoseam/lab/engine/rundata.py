@@ -23,7 +23,7 @@ from protoseam.lab.data.loading import is_catalogued, load
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.files import explain_os_error, read_json, write_json
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.schemas import check_data
+from protoseam.lab.engine.schemas import DATA, check_normalised
 from protoseam.lab.pipeline.resident import Resident
 
 _FILE = "data.json"
@@ -65,7 +65,7 @@ class RunData:
         """Return the record of the run in a directory; None for a run of an earlier version, which has none."""
         if not (run / _FILE).exists():
             return None
-        values = check_data(run / _FILE, read_json(run / _FILE))
+        values = check_normalised(run / _FILE, read_json(run / _FILE), DATA)
         values = {"image_size": None, **values}  # runs of earlier versions have none
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 

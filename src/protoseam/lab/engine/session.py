@@ -20,7 +20,7 @@ from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
 from protoseam.lab.engine.cost import metered
-from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
+from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarts
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.epoch import train_epoch
 from protoseam.lab.engine.latents import Latents, finish, look
@@ -92,7 +92,7 @@ def train(
     """
     started = time.monotonic()
     config = resolved(config)
-    resuming = resuming or held is not None or restarted()
+    resuming = resuming or held is not None or restarts() > 0
     _set_determinism(config)
     processes = join(resolve_device(config.device))
     with ExitStack() as stack, naming_lost_processes(processes):
@@ -223,9 +223,8 @@ class Session:
             except KeyboardInterrupt:
                 # wherever it came; an unfinished epoch is run again as a whole, and comes out the same
                 raise Interrupted(self._saved_because("interrupted"), by_user=True) from None
-        return (
-            self.result or self._finish()
-        )  # no result: it ended between its last checkpoint and its results
+        # no result: it ended between its last checkpoint and its results
+        return self.result or self._finish()
 
     def opening(self) -> list[str]:
         """Return what a person should know before the first epoch: its steps, and what training starts from."""

@@ -208,9 +208,5 @@ def _load(text: bytes) -> Any:
         return loader(text).get_single_data()
     except ConfigError:
         raise
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: bytes that are no text, 2001-99-99
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, or 2001-99-99
         raise ConfigError(f"this is not valid YAML, or more than plain values: {error}") from error
