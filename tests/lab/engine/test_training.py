@@ -194,8 +194,8 @@ def test_an_interrupt_between_two_epochs_saves_as_well(
 
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, SMALL), pytest.raises(RunLockedError, match="is training in"):
-        RunDirectory.open(tmp_path)
-    RunDirectory.open(tmp_path)[0].close()  # released with its holder
+        RunDirectory.claim(tmp_path)
+    RunDirectory.claim(tmp_path).close()  # released with its holder
 
 
 def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from protoseam.lab.data.cache import sync
 from protoseam.lab.data.links import open_in_place, refuse_links
 from protoseam.lab.engine.config import ConfigError, RunConfig, as_begun, unlike
 from protoseam.lab.engine.files import (
+    GOING_ON,
     StorageError,
     explain_os_error,
     read_bounded,
@@ -59,7 +60,7 @@ def go_on(path: Path) -> str:
 
 
 class RunDirectory:
-    """Open it with :meth:`create` or :meth:`open`; close it (or use ``with``) to release the lock."""
+    """Open it with :meth:`create` or :meth:`claim`; close it (or use ``with``) to release the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +73,8 @@ class RunDirectory:
     def claim(cls, path: Path) -> RunDirectory:
         """Return the locked directory of a run, new or not; raise RunLockedError while another process holds it."""
         run = cls(path)
-        with explain_os_error("the run", path, going_on=""), run._closed_on_error():
+        going_on = GOING_ON if (path / "config.yaml").exists() else ""
+        with explain_os_error("the run", path, going_on), run._closed_on_error():
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 refuse_links(path)
@@ -110,17 +112,6 @@ class RunDirectory:
             write_json(self.path / "env.json", environment(config.device))
             # last: with it the run exists
             write_atomically(self.path / "config.yaml", to_yaml(config).encode())
-
-    @classmethod
-    def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
-        """Return the locked directory of an existing run, and its config."""
-        run = cls(path)
-        config = run.read_config()
-        with explain_os_error("the run", path), run._closed_on_error():
-            refuse_links(path)
-            run._acquire()
-            run._sweep_up()
-        return run, config
 
     def _sweep_up(self) -> None:
         """Remove temporary files of a process that was killed while it wrote."""

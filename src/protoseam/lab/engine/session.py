@@ -104,7 +104,7 @@ def train(
         if held is not None and not goes_on:
             held.start(config)
         elif held is None and processes.rank == 0:
-            directory = RunDirectory.open(out)[0] if goes_on else RunDirectory.create(out, config)
+            directory = RunDirectory.claim(out) if goes_on else RunDirectory.create(out, config)
             stack.enter_context(directory)
         if goes_on:
             directory.check_config(config)
