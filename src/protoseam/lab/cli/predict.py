@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import itertools
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from protoseam.lab.engine.deployed import Deployed, Prediction
+    from torch import Tensor
 
-_BATCH = 64
+    from protoseam.lab.engine.deployed import Deployed, Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,27 +39,22 @@ def run(args: argparse.Namespace) -> int:
     net = load(args.run, device=resolve_device(args.device), trust=args.trust)
     write = _csv if args.csv else _json if args.json else _table
     damaged: list[str] = []
-    write(_answers(net, args.images, damaged), net)
+    write(net.answers(_inputs(net, args.images, damaged)), net)
     for line in damaged:
         print(for_terminal(f"protoseam predict: {line}"), file=sys.stderr)
     return 1 if damaged else 0
 
 
-def _answers(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[Prediction]:
-    """Answers in the order of the images; what cannot be used goes to ``damaged``."""
+def _inputs(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """The images as the network takes them, in order; what cannot be used goes to ``damaged``."""
     from protoseam.lab.data.images import Problem
     from protoseam.lab.data.samples import find_samples
 
-    def usable() -> Iterator[tuple[str, Any]]:
-        for name, sample in find_samples(places, net.shape, sys.stdin):
-            if isinstance(sample, Problem):
-                damaged.append(f"{name} {sample}")
-            else:
-                yield name, net.normalised(sample)
-
-    named = usable()
-    while batch := list(itertools.islice(named, _BATCH)):
-        yield from net.answer(*zip(*batch, strict=True))
+    for name, sample in find_samples(places, net.shape, sys.stdin):
+        if isinstance(sample, Problem):
+            damaged.append(f"{name} {sample}")
+        else:
+            yield name, net.normalised(sample)
 
 
 def _csv(found: Iterator[Prediction], net: Deployed) -> None:

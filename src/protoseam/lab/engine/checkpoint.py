@@ -42,8 +42,8 @@ class CheckpointWarning(UserWarning):
     """A checkpoint was damaged and the one before it is used."""
 
 
-def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) -> Path:
-    """Write the checkpoint of ``epoch`` finished epochs, then remove all but the ``keep`` newest.
+def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
+    """Write the checkpoint of ``epoch`` finished epochs, then remove all but the two newest.
 
     Checkpoints of later epochs are removed too: the run has gone back before them.
     """
@@ -66,7 +66,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
         sync(folder)
         found = _newest_first(folder)
         later = [path for path in found if path.name > target.name]
-        for path in later + found[len(later) + keep :]:
+        for path in later + found[len(later) + _KEEP :]:
             shutil.rmtree(path, ignore_errors=True)
     return target
 

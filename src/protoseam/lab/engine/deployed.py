@@ -6,6 +6,7 @@ Legend: B images, C classes, K width of the last layer's input.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -120,7 +121,6 @@ class Deployed(nn.Module):
         logits: Tensor = self.network(x)
         return logits
 
-    @torch.no_grad()
     def predict(self, images: Iterable[Any], *, batch_size: int = 64) -> list[Prediction]:
         """Answers for images of any kind that `transform` takes, or for paths as ``protoseam predict`` takes them.
 
@@ -135,12 +135,16 @@ class Deployed(nn.Module):
             named = [(name, self.normalised(sample)) for name, sample in samples]
         else:
             named = [(str(i), self.transform(image)) for i, image in enumerate(given)]
-        parts = [named[lo : lo + batch_size] for lo in range(0, len(named), batch_size)]
-        return [found for part in parts for found in self.answer(*zip(*part, strict=True))]
+        return list(self.answers(named, batch_size))
+
+    def answers(self, named: Iterable[tuple[str, Tensor]], batch_size: int = 64) -> Iterator[Prediction]:
+        """Answers for names and normalised inputs, as they come."""
+        rest = iter(named)
+        while batch := list(itertools.islice(rest, batch_size)):
+            yield from self._answer(*zip(*batch, strict=True))
 
     @torch.no_grad()
-    def answer(self, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Prediction]:
-        """Answers for one batch of normalised inputs."""
+    def _answer(self, names: Sequence[str], inputs: Sequence[Tensor]) -> list[Prediction]:
         x = torch.stack(list(inputs)).to(self.mean.device)
         z_BK, logits_BC, _ = through_last_layer(self.network, len(self.classes), [(x, x)])
         top = logits_BC.double().softmax(1).topk(2, dim=1)

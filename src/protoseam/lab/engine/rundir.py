@@ -73,7 +73,7 @@ class RunDirectory:
     def claim(cls, path: Path) -> RunDirectory:
         """Return the locked directory of a run, new or not; raise RunLockedError while another process holds it."""
         run = cls(path)
-        going_on = GOING_ON if (path / "config.yaml").exists() else ""
+        going_on = GOING_ON if os.path.exists(path / "config.yaml") else ""
         with explain_os_error("the run", path, going_on), run._closed_on_error():
             try:
                 path.mkdir(parents=True, exist_ok=True)
