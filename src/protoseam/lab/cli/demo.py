@@ -80,9 +80,8 @@ def _table(results: dict[str, Any]) -> Any:
         single = {r["seed"]: r["test"] for r in results["runs"] if r["variant"] == variant}
         shown = f"[bold]{mean}[/bold]" if row["mean"] == best else mean
         gain = "" if variant == "Baseline" else f"{row['difference']:+.2f}"
-        table.add_row(
-            variant, shown, f"{row['spread']:.2f}", gain, *(f"{single[seed]:.2f}" for seed in seeds)
-        )
+        accuracies = (f"{single[seed]:.2f}" for seed in seeds)
+        table.add_row(variant, shown, f"{row['spread']:.2f}", gain, *accuracies)
     return table
 
 

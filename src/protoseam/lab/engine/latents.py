@@ -67,10 +67,9 @@ class Latents:
             frame["prototypes"] = (seam.prototypes.double().cpu() @ axes_KD).float()
             frame["roots"] = _half(_roots_along(seam.roots(), axes_KD))
             if head is not None and K == 2:
-                bias = (
-                    torch.zeros(len(head.weight)) if head.bias is None else head.bias.detach().float().cpu()
-                )
-                frame["head"] = torch.cat([head.weight.detach().float().cpu(), bias[:, None]], 1)
+                bias = torch.zeros(len(head.weight)) if head.bias is None else head.bias
+                parts = [t.detach().float().cpu() for t in (head.weight, bias[:, None])]
+                frame["head"] = torch.cat(parts, 1)
         while len(self.frames) > 2 and self._bytes() > MOST_BYTES:
             for between in sorted(self.frames)[1:-1:2]:
                 del self.frames[between]

@@ -193,10 +193,9 @@ class RunDirectory:
 
     # ------------------------------------------------------------------ what a run writes
 
-    def rewind_metrics(self, epoch: int) -> None:
-        """Remove the metrics of epochs after ``epoch``, which are about to be run again."""
-        kept = [row for row in self.read_metrics() if row["epoch"] <= epoch]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Replace the metrics, because later epochs are about to be run again."""
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         with explain_os_error("metrics", self.path):
             write_atomically(self.path / "metrics.jsonl", text.encode())
 

@@ -188,7 +188,7 @@ class Session:
                 f"and {lost[-1]}, cannot be read and are left out. Training continues"
             )
         if self.writes:
-            directory.rewind_metrics(done)
+            directory.write_metrics(self.history)
         self.latents = Latents.resumed(self.out, self.config.epochs, done)
 
     # ------------------------------------------------------------------ the way to the end
@@ -353,12 +353,12 @@ class Session:
         self.run.load_state(self.last_state)
         self.run.slow_down(0.5 * scale / self.run.rate_scale)
         self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
-        self.history = self.history[: self.run.epoch]
+        self.history = [row for row in self.history if row["epoch"] <= self.run.epoch]
         self.latents.forget_after(self.run.epoch)
         if self.writes:
             # a kill from here on must bring back neither the abandoned epochs nor the old rates
             checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
-            self.directory.rewind_metrics(self.run.epoch)
+            self.directory.write_metrics(self.history)
         self.saved = self.run.epoch
 
 
