@@ -82,7 +82,7 @@ def _run(verb: str, rest: list[str]) -> int:
         if package not in LAB_PACKAGES:
             raise
         extra = "Install the extra for the command: pip install 'protoseam[lab]'"
-        return failed(f"{package} is needed and not installed. {extra}")
+        return failed(f"this command needs {package}, which is not installed. {extra}")
     except ProtoSeamError as error:
         return failed(error, 130 if getattr(error, "by_user", False) else 1)
     except BrokenPipeError:  # whoever read the output has seen enough
