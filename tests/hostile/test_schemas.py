@@ -20,8 +20,8 @@ from protoseam.lab.engine import checkpoint, session
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
-from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.session import ResumeWarning
 from protoseam.lab.experiments.study import read_study, write_row
 
 SMALL = RunConfig(

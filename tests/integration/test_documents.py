@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import protoseam as ps
 from protoseam.lab.cli.main import VERBS
-from protoseam.lab.cli.options import spelled
-from protoseam.lab.cli.parser import read_command
+from protoseam.lab.cli.parser import read_command, spelled
 from protoseam.lab.engine.settings import from_dict, parse_yaml
 
 ROOT = Path(__file__).parents[2]

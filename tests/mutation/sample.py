@@ -39,7 +39,7 @@ TESTS = {
     "lab/engine/embeddings.py": "engine/test_embeddings",
     "lab/engine/evaluate.py": "engine/test_promises engine/test_rundata engine/test_export",
     "lab/engine/export.py": "engine/test_export",
-    "lab/engine/exported.py": "engine/test_exported cli/test_predict",
+    "lab/engine/deployed.py": "engine/test_exported cli/test_predict",
     "lab/engine/files.py": "hostile/test_schemas hostile/test_links engine/test_promises engine/test_checkpoint",
     "lab/engine/log.py": "hostile/test_names engine/test_training",
     "lab/engine/objectives.py": "engine/test_training engine/test_promises hostile/test_memory",

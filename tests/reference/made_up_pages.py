@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from protoseam.lab.engine.config import LiftConfig, RunConfig, to_dict
-from protoseam.lab.engine.latents import POINTS, Latents, Seam, complete, evenly
+from protoseam.lab.engine.latents import POINTS, Latents, complete, evenly
+from protoseam.lab.engine.seamfile import Seam
 from protoseam.lab.report.gather import Gathered
 
 

@@ -194,7 +194,7 @@ def test_help_does_not_wait_for_torch() -> None:
     [
         (["train", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:N, got 'gpu'"),
         (["train", "--config", "nope.yaml"], "--config nope.yaml: there is no such file"),
-        (["train", "--seeds", "[1,1]"], "--seeds 1 1 names one twice"),
+        (["train", "--seeds", "[1,1]"], "--seeds names one twice: 1 1"),
         (["train", "--seeds", "a", "b"], "--seeds must be whole numbers, as in --seeds 42 43, got a"),
         (["train", "--data", ""], "data is empty: name a data set, or a path"),
         (["train", "--variants", "[baseline,foo]"], "there is no variant 'foo'"),

@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from protoseam.lab.engine import latents as kept
 from protoseam.lab.engine import session, thumbnails
-from protoseam.lab.engine.answers import how_unusual, quantiles
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.evaluate import load_deployed
 from protoseam.lab.engine.files import StorageError
-from protoseam.lab.engine.latents import FILE, Latents, Seam, read_file
-from protoseam.lab.engine.seamfile import read_seam
+from protoseam.lab.engine.latents import FILE, Latents, read_file
+from protoseam.lab.engine.seamfile import Seam, how_unusual, quantiles, read_seam
 from protoseam.lab.engine.thumbnails import MOST_SHEET, contact_sheet
 
 SMALL = RunConfig(
@@ -118,7 +117,7 @@ def test_frames_stay_within_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     latents = Latents(100)
     for epoch in range(1, 101):
         latents.add(epoch, torch.randn(100, 3), None, None)
-    assert sum(frame.bytes() for frame in latents.frames.values()) <= 5_000
+    assert sum(t.nbytes for frame in latents.frames.values() for t in frame.values()) <= 5_000
     assert {1, 100} <= set(latents.frames)
 
 

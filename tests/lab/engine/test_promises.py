@@ -137,10 +137,11 @@ def test_each_rewind_goes_further_back(rewinds: int, epoch: int) -> None:
     run = SimpleNamespace(epoch=0, rate_scale=1.0, slow_down=lambda factor: None)
     run.load_state = lambda state: setattr(run, "epoch", state["epoch"])
     one = object.__new__(session.Session)
-    one.run, one.rewinds, one.writes, one.history = run, rewinds, False, list(range(5))  # type: ignore[assignment]
+    one.run, one.rewinds, one.writes = run, rewinds, False  # type: ignore[assignment]
+    one.history = [{"epoch": i} for i in range(1, 6)]
     one.states, one.latents = [{"epoch": i} for i in range(5)], Latents(5)
     one.rewind()
-    assert (one.saved, one.history) == (epoch, list(range(epoch)))
+    assert (one.saved, one.history) == (epoch, [{"epoch": i} for i in range(1, epoch + 1)])
 
 
 def test_a_batch_is_shared_evenly_or_not_at_all() -> None:

@@ -23,9 +23,8 @@ from protoseam.lab.engine.config import (
 )
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
-from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.session import Interrupted, resume, train
+from protoseam.lab.engine.session import Interrupted, ResumeWarning, resume, train
 from protoseam.lab.engine.settings import from_dict
 
 CONFIG = RunConfig(
@@ -139,7 +138,7 @@ def test_what_an_earlier_attempt_left_is_not_believed(here: Path, monkeypatch: p
     blobs(here / "b.npz", seed=3, n=100)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "protoseam.lab.engine.session.load", lambda *_, **__: sys.exit()
+            "protoseam.lab.engine.rundata.load", lambda *_, **__: sys.exit()
         )  # as if killed while it reads
         with pytest.raises(SystemExit):
             train(dataclasses.replace(CONFIG, data="b.npz"), here / "run", quiet=True)

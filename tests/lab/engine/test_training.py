@@ -23,9 +23,9 @@ from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, Ru
 from protoseam.lab.engine.distributed import Processes
 from protoseam.lab.engine.epoch import begin_epoch, end_epoch, train_epoch
 from protoseam.lab.engine.evaluate import evaluate, load_deployed
-from protoseam.lab.engine.resuming import ResumeWarning
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory, RunLockedError
+from protoseam.lab.engine.session import ResumeWarning
 from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.engine.step import learning_rates
 from protoseam.lab.pipeline.augment import Augmentation
@@ -194,8 +194,8 @@ def test_an_interrupt_between_two_epochs_saves_as_well(
 
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, SMALL), pytest.raises(RunLockedError, match="is training in"):
-        RunDirectory.open(tmp_path)
-    RunDirectory.open(tmp_path)[0].close()  # released with its holder
+        RunDirectory.claim(tmp_path)
+    RunDirectory.claim(tmp_path).close()  # released with its holder
 
 
 def test_another_environment_is_named_on_resume(tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ def _print(report: dict[str, Any]) -> None:
 def _table(title: str, *columns: str, left: int = 1) -> Table:
     from rich.table import Table
 
-    plain: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False}
-    table = Table(**plain, title=title, title_justify="left", title_style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left")
+    table.title_style = "bold"
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     return table
@@ -115,7 +115,8 @@ def _print_waterfall(console: Console, report: dict[str, Any]) -> None:
     for key, name in _TERMS.items():
         share = main["terms"][key]
         table.add_row(name, f"{share:.4g}", f"{100 * share / main['gap']:.0f} %", notes[key])
-    table.add_row("= bound", f"{main['bound']:.4g}", "", _times(main))
+    over = main["bound_over_risk"]
+    table.add_row("= bound", f"{main['bound']:.4g}", "", "" if over is None else f"{over:.3g} × R")
     used = f"{100 * main['tightness']:.2g} % of the gap used"
     table.add_row("deployed risk R", f"{total['risk']:.4g}", "", used)
     console.print(table)
@@ -211,7 +212,3 @@ def _print_spectrum(console: Console, report: dict[str, Any]) -> None:
 def _number(value: float | None, missing: str = "–") -> str:
     """Format a number; null stands for infinite or undefined."""
     return missing if value is None else f"{value:.3g}"
-
-
-def _times(bound: dict[str, Any]) -> str:
-    return "" if bound["bound_over_risk"] is None else f"{bound['bound_over_risk']:.3g} × R"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("name", help="a name that `protoseam data list` shows")
     sha256 = "the SHA-256 that the file must have, if none is known or the file was republished"
     get.add_argument("--sha256", metavar="HASH", help=sha256)
-    verify = actions.add_parser(
-        "verify", parents=[shared], help="hash the files again, and load the data set"
-    )
+    again = "hash the files again, and load the data set"
+    verify = actions.add_parser("verify", parents=[shared], help=again)
     verify.add_argument("name", help="a name that `protoseam data list` shows, or a path")
 
 
@@ -41,12 +37,11 @@ def run(args: argparse.Namespace) -> int:
     from protoseam.lab.data.catalog import default_root
 
     root = args.root.expanduser() if args.root else default_root()
-    with _warnings_as_lines():
-        if args.data_action == "list":
-            return _list(root, args.json)
-        if args.data_action == "get":
-            return _get(args.name, root, args.sha256, args.json)
-        return _verify(args.name, root, args.json)
+    if args.data_action == "list":
+        return _list(root, args.json)
+    if args.data_action == "get":
+        return _get(args.name, root, args.sha256, args.json)
+    return _verify(args.name, root, args.json)
 
 
 def _list(root: Path, as_json: bool) -> int:
@@ -66,9 +61,8 @@ def _list(root: Path, as_json: bool) -> int:
     for row in rows:
         counts = [str(row["classes"]), f"{row['train']:,}", f"{row['test']:,}"]
         download = f"{row['download_bytes'] / 1e6:.0f} MB" if row["download_bytes"] else "—"
-        table.add_row(
-            row["name"], *counts, "×".join(map(str, row["image"])), row["on_disk"] or "no", download
-        )
+        image = "×".join(map(str, row["image"]))
+        table.add_row(row["name"], *counts, image, row["on_disk"] or "no", download)
     console = Console()
     console.print(table)
     console.print("To use files you have, put them under that folder (or name another with --root):")
@@ -130,7 +124,7 @@ def _verify(name: str, root: Path, as_json: bool) -> int:
 
     result = verify(name, root)
     if as_json:
-        findings = [{"what": f.what, "ok": f.ok, "detail": f.detail} for f in result.findings]
+        findings = [dataclasses.asdict(finding) for finding in result.findings]
         _print_json({**_summary(result.dataset), "ok": result.ok, "findings": findings})
     else:
         for finding in result.findings:
@@ -151,21 +145,3 @@ def _summary(dataset: ArrayDataset) -> dict[str, Any]:
 def _print_json(value: dict[str, Any]) -> int:
     print(json.dumps(value, indent=2, ensure_ascii=False))
     return 0
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print the data's warnings as one line each, without the source line that Python quotes."""
-    from protoseam.errors import DataWarning
-    from protoseam.lab.data.names import for_terminal
-
-    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        if issubclass(category, DataWarning):
-            print(f"warning: {for_terminal(str(message))}", file=sys.stderr)
-        else:
-            original(message, category, *rest, **more)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", DataWarning)
-        original, warnings.showwarning = warnings.showwarning, show
-        yield

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("demo-output"),
-        metavar="DIR",
-        help="directory of the output files (default: demo-output)",
-    )
+    out = "directory of the output files (default: demo-output)"
+    add("--out", type=Path, default=Path("demo-output"), metavar="DIR", help=out)
     add("--seeds", type=int, nargs="+", default=[42, 43, 44], help="one run per variant and seed (42 43 44)")
     add("--epochs", type=int, default=40, help="epochs per run (40, for which the recipes are tuned)")
     add("--no-page", action="store_true", help="write no report.html")
@@ -40,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )
     from protoseam.errors import SeamWarning
-    from protoseam.lab.cli.options import one_thread  # after the first words, because it takes a second
+    from protoseam.lab.cli.parser import one_thread  # after the first words, because it takes a second
     from protoseam.lab.engine.files import write_atomically
     from protoseam.lab.experiments import demo
     from protoseam.lab.report.demo import DemoPage
@@ -50,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
     total = (len(demo.VARIANTS) * len(args.seeds) + demo.PICTURE_EPOCHS) * args.epochs
     watcher = _Watcher(console, total)
     with watcher.bar, warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SeamWarning
-        )  # N2 learns slowly at the paper's one rate, and ends well
+        # N2 learns slowly at the paper's one rate, and ends well
+        warnings.simplefilter("ignore", SeamWarning)
         watched = watcher if args.no_page else DemoPage(watcher, demo.PICTURE_EPOCHS * args.epochs)
         results, net, data = demo.run(args.seeds, args.epochs, watched)
     files = [args.out / "results.json"]
@@ -86,9 +80,8 @@ def _table(results: dict[str, Any]) -> Any:
         single = {r["seed"]: r["test"] for r in results["runs"] if r["variant"] == variant}
         shown = f"[bold]{mean}[/bold]" if row["mean"] == best else mean
         gain = "" if variant == "Baseline" else f"{row['difference']:+.2f}"
-        table.add_row(
-            variant, shown, f"{row['spread']:.2f}", gain, *(f"{single[seed]:.2f}" for seed in seeds)
-        )
+        accuracies = (f"{single[seed]:.2f}" for seed in seeds)
+        table.add_row(variant, shown, f"{row['spread']:.2f}", gain, *accuracies)
     return table
 
 

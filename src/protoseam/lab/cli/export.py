@@ -15,13 +15,8 @@ _LOADING = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run's directory")
-    parser.add_argument(
-        "out",
-        type=Path,
-        metavar="OUT",
-        nargs="?",
-        help="the file (net.pt2, net.onnx, net.safetensors) or the hub folder; default DIR/net.FORMAT or DIR/hub",
-    )
+    out = "the file (net.pt2, net.onnx, net.safetensors) or the hub folder; default DIR/net.FORMAT or DIR/hub"
+    parser.add_argument("out", type=Path, metavar="OUT", nargs="?", help=out)
     parser.add_argument(
         "--to",
         choices=tuple(_LOADING),

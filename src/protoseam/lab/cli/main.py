@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # ρ on a terminal that has none is no reason to end
     verb = argv[0] if argv else "--help"
     if verb in ("-h", "--help"):
-        _help()
+        print("usage: protoseam VERB [options]\n\nTrain classifiers lifted at one seam.\n\nverbs:")
+        print(*(f"  {name:<11}{what}" for name, what in VERBS.items()), sep="\n")
+        print("\nprotoseam VERB --help describes each.")
         return 0 if argv else 2
     if verb == "--version":
         from protoseam import __version__
@@ -46,47 +48,27 @@ def main(argv: list[str] | None = None) -> int:
         import difflib
 
         close = difflib.get_close_matches(verb, VERBS, n=1)
-        print(
-            f"protoseam: there is no verb {verb!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-            file=sys.stderr,
-        )
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        print(f"protoseam: there is no verb {verb!r}{hint}", file=sys.stderr)
         return 2
-    return _dispatch(verb, argv[1:])
-
-
-def _help() -> None:
-    print("usage: protoseam VERB [options]\n\nTrain classifiers lifted at one seam.\n\nverbs:")
-    for verb, what in VERBS.items():
-        print(f"  {verb:<11}{what}")
-    print("\nprotoseam VERB --help describes each.")
-
-
-def _dispatch(verb: str, rest: list[str]) -> int:
-    try:
-        return _run(verb, rest)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in LAB_PACKAGES:
-            raise
-        print(
-            f"protoseam {verb} needs {package}, which is not installed. Install the extra for the command: "
-            "pip install 'protoseam[lab]'",
-            file=sys.stderr,
-        )
-        return 1
+    return _run(verb, argv[1:])
 
 
 def _run(verb: str, rest: list[str]) -> int:
     from protoseam.errors import ProtoSeamError
-    from protoseam.lab.cli.options import spelled
+    from protoseam.lab.cli.parser import spelled
     from protoseam.lab.data.names import for_terminal
 
-    module = importlib.import_module(f"protoseam.lab.cli.{verb}")
+    def failed(why: object, status: int = 1) -> int:
+        print(f"protoseam {verb}: {for_terminal(str(why))}", file=sys.stderr)
+        return status
+
     plain = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: (
         f"protoseam {verb}: warning: {for_terminal(str(message))}\n"
     )
     try:
+        module = importlib.import_module(f"protoseam.lab.cli.{verb}")
         if hasattr(module, "main"):
             status = int(module.main(rest))
         else:
@@ -95,24 +77,22 @@ def _run(verb: str, rest: list[str]) -> int:
             status = int(module.run(parser.parse_args(spelled(rest, parser))))
         sys.stdout.flush()  # here, where a pipe that is closed is understood
         return status
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in LAB_PACKAGES:
+            raise
+        extra = "Install the extra for the command: pip install 'protoseam[lab]'"
+        return failed(f"this command needs {package}, which is not installed. {extra}")
     except ProtoSeamError as error:
-        print(f"protoseam {verb}: {for_terminal(str(error))}", file=sys.stderr)
-        return 130 if getattr(error, "by_user", False) else 1
+        return failed(error, 130 if getattr(error, "by_user", False) else 1)
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
         return 141
     except OSError as error:
         if error.filename is None:
             raise
-        print(
-            for_terminal(
-                f"protoseam {verb}: {error.filename}: {error.strerror}. Choose another place, or correct this one"
-            ),
-            file=sys.stderr,
-        )
-        return 1
+        return failed(f"{error.filename}: {error.strerror}. Choose another place, or correct this one")
     except KeyboardInterrupt:
-        print(f"protoseam {verb}: interrupted", file=sys.stderr)
-        return 130
+        return failed("interrupted", 130)
     finally:
         warnings.formatwarning = plain

@@ -1,17 +1,18 @@
-"""The options of commands that train: their own, and every setting of a run, from a recipe, a file and words."""
+"""Options that commands share; for those that train, every setting of a run, from a recipe, a file and words."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
-from protoseam.lab.cli.options import spelled
-from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
-from protoseam.lab.engine.settings import from_dict, parse_yaml, read_word, settings, to_yaml
+from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, to_dict
+from protoseam.lab.engine.settings import dotted, from_dict, parse_yaml, read_word, settings, to_yaml
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,27 +20,18 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, f"{prog} [--OPTION VALUE …]", description, allow_abbrev=False)
-        self.add_argument("--config", metavar="FILE", help="a YAML file of settings")
-        self.add_argument(
-            "--recipe", metavar="NAME", help="start from a recipe, e.g. cifar100-resnet8-protoseam"
-        )
-        self.add_argument("--print_config", action="store_true", help="print the settings and stop")
-        self.add_argument("--quiet", nargs="?", const="true", default="false", help="show no progress")
-
-    def add_settings(self) -> None:
-        """Add an option for every setting; what its value must be is checked by :func:`read_command`."""
-        group = self.add_argument_group("settings")
-        for setting in settings().values():
-            about = f"{setting.about} ({setting.wanted}; default {_shown(setting.default)})".replace(
-                "%", "%%"
-            )
-            group.add_argument(
-                f"--{setting.name}",
-                dest=setting.name,
-                default=argparse.SUPPRESS,
-                metavar="X",
-                help=about.strip(),
-            )
+        add = self.add_argument
+        add("--config", metavar="FILE", help="a YAML file of settings")
+        add("--recipe", metavar="NAME", help="start from a recipe, e.g. cifar100-resnet8-protoseam")
+        add("--print_config", action="store_true", help="print the settings and stop")
+        add("--quiet", nargs="?", const="true", default="false", help="show no progress")
+        add("--budget-minutes", type=float, help="save and stop within this time")
+        add("--no-page", action="store_true", help="write no report.html at the end")
+        group = self.add_argument_group("settings")  # read_command checks what their values must be
+        for name, setting in settings().items():
+            default = _shown(setting.default)
+            about = f"{setting.about} ({setting.wanted}; default {default})".replace("%", "%%").strip()
+            group.add_argument(f"--{name}", dest=name, default=argparse.SUPPRESS, metavar="X", help=about)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print, with the nearest known option."""
@@ -65,14 +57,16 @@ def read_command(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, R
         SystemExit: after ``--help`` and ``--print_config``.
     """
     given = parser.parse_args(spelled(argv, parser))
-    given.quiet = truth("quiet", given.quiet)
     chosen: dict[str, Any] = {}
     if given.recipe is not None:
         from protoseam.lab.experiments.recipes import recipe
 
-        chosen = _dotted(to_dict(recipe(given.recipe)))
+        chosen = dotted(to_dict(recipe(given.recipe)))
     if given.config is not None:
         chosen |= _read_file(given, parser)
+    if not isinstance(given.quiet, bool) and given.quiet not in ("true", "false"):
+        raise ConfigError(f"--quiet must be true or false, got {given.quiet}")
+    given.quiet = given.quiet in (True, "true")
     known = settings()
     for name in [name for name in vars(given) if name in known]:
         chosen[name] = read_word(known[name], getattr(given, name))
@@ -89,7 +83,7 @@ def _read_file(given: argparse.Namespace, parser: Parser) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"--config {given.config:.200}: there is no such file")
     try:
-        found = _dotted(parse_yaml(path.read_bytes()))
+        found = dotted(parse_yaml(path.read_bytes()))
         own = {name: value for name, value in found.items() if name in vars(given) and name not in settings()}
         found = {name: value for name, value in found.items() if name not in own}
         from_dict(found)
@@ -101,17 +95,60 @@ def _read_file(given: argparse.Namespace, parser: Parser) -> dict[str, Any]:
     return found
 
 
-def _dotted(values: dict[str, Any]) -> dict[str, Any]:
-    """Return nested tables of settings under dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        inside = isinstance(value, dict) and key in ("optim", "lift")
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if inside else {key: value}
-    return flat
+# ---------------------------------------------------------------------- what any command may need
 
 
-def truth(name: str, word: str | bool) -> bool:
-    """Return what true and false mean."""
-    if isinstance(word, bool) or word in ("true", "false"):
-        return word in (True, "true")
-    raise ConfigError(f"--{name} must be true or false, got {word}")
+def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the options as this parser spells them: --on-nonfinite and --on_nonfinite are the same."""
+
+    def known(word: str) -> str:
+        name, equals, value = word.partition("=")
+        forms = (name, "--" + name[2:].replace("-", "_"), "--" + name[2:].replace("_", "-"))
+        found = next((form for form in forms if form in parser._option_string_actions), name)
+        return found + equals + value
+
+    return [known(word) if word.startswith("--") else word for word in argv]
+
+
+def at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigError(f"--{name} must be at least 1, got {value}")
+
+
+def distinct(name: str, values: Sequence[object] | None) -> None:
+    if values is not None and len(set(values)) < len(values):
+        raise ConfigError(f"--{name} names one twice: {' '.join(map(str, values))}")
+
+
+def known_variants(asked: Sequence[str]) -> list[Variant]:
+    """Return the variants of these names; raise ConfigError for an unknown one."""
+    known = {str(variant): variant for variant in get_args(Variant)}
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"there is no variant {name!r}; there are {', '.join(known)}")
+    return [known[name] for name in asked]
+
+
+def budget_seconds(minutes: float | None) -> float | None:
+    if minutes is not None and not minutes > 0:
+        raise ConfigError(f"--budget-minutes must be above 0, got {minutes:g}; leave it out for no limit")
+    return None if minutes is None else 60 * minutes
+
+
+def one_thread() -> None:
+    """Use one thread, which is fastest for very small networks, unless the user has set OMP_NUM_THREADS."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def spare_threads(config: RunConfig) -> None:
+    """Use one thread for the digits, when a run is resumed too: other threads would sum in another order."""
+    if config.data == "digits":
+        one_thread()
+
+
+def speaks() -> bool:
+    """Return whether this process prints and writes pages: under torchrun the first speaks for all."""
+    return os.environ.get("RANK", "0") == "0"

@@ -12,33 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from protoseam.lab.engine.deployed import Deployed, Prediction
+    from torch import Tensor
 
-_BATCH = 64
+    from protoseam.lab.engine.deployed import Deployed, Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        type=Path,
-        metavar="DIR",
-        help="a finished run's directory; or an export of it: a .onnx, .pt2 or .safetensors file or a hub folder",
-    )
-    parser.add_argument(
-        "images",
-        nargs="+",
-        metavar="IMAGES",
-        help="image files, folders, .npz arrays; - reads a list of them",
-    )
+    add = parser.add_argument
+    net = "a finished run's directory; or an export of it: a .onnx, .pt2 or .safetensors file or a hub folder"
+    add("run", type=Path, metavar="DIR", help=net)
+    images = "image files, folders, .npz arrays; - reads a list of them"
+    add("images", nargs="+", metavar="IMAGES", help=images)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print comma-separated values")
     form.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="load a .pt2 file, whose loader can run code: only one of your own",
-    )
+    add("--device", default="auto")
+    trust = "load a .pt2 file, whose loader can run code: only one of your own"
+    add("--trust", action="store_true", help=trust)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,30 +39,22 @@ def run(args: argparse.Namespace) -> int:
     net = load(args.run, device=resolve_device(args.device), trust=args.trust)
     write = _csv if args.csv else _json if args.json else _table
     damaged: list[str] = []
-    write(_answers(net, args.images, damaged), net)
+    write(net.answers(_inputs(net, args.images, damaged)), net)
     for line in damaged:
         print(for_terminal(f"protoseam predict: {line}"), file=sys.stderr)
     return 1 if damaged else 0
 
 
-def _answers(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[Prediction]:
-    """Answers in the order of the images; what cannot be used goes to ``damaged``."""
+def _inputs(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """The images as the network takes them, in order; what cannot be used goes to ``damaged``."""
     from protoseam.lab.data.images import Problem
     from protoseam.lab.data.samples import find_samples
 
-    names: list[str] = []
-    inputs = []
     for name, sample in find_samples(places, net.shape, sys.stdin):
         if isinstance(sample, Problem):
             damaged.append(f"{name} {sample}")
-            continue
-        names.append(name)
-        inputs.append(net.normalised(sample))
-        if len(names) == _BATCH:
-            yield from net.answer(names, inputs)
-            names, inputs = [], []
-    if names:
-        yield from net.answer(names, inputs)
+        else:
+            yield name, net.normalised(sample)
 
 
 def _csv(found: Iterator[Prediction], net: Deployed) -> None:
@@ -101,30 +83,20 @@ def _table(found: Iterator[Prediction], net: Deployed) -> None:
 
     table = Table(box=box.SIMPLE_HEAD)
     for title in ("image", "class", "probability", "runner-up", "its probability", "unusual"):
-        table.add_column(
-            title, justify="left" if title in ("image", "class", "runner-up") else "right", overflow="fold"
-        )
+        left = title in ("image", "class", "runner-up")
+        table.add_column(title, justify="left" if left else "right", overflow="fold")
     ranked = False
     for one in found:
         ranked |= one.rank is not None
         rank = "" if one.rank is None else f" ({100 * one.rank:.0f} %)"
-        cells = (
-            one.name,
-            one.label,
-            f"{100 * one.probability:.1f} %",
-            one.second,
-            f"{100 * one.second_probability:.1f} %",
-            f"{one.unusual:.3g}{rank}",
-        )
+        p, q = (f"{100 * share:.1f} %" for share in (one.probability, one.second_probability))
+        cells = (one.name, one.label, p, one.second, q, f"{one.unusual:.3g}{rank}")
         table.add_row(*(Text(for_terminal(cell)) for cell in cells))
     if not table.row_count:
         return
     console = Console(highlight=False)
     console.print(table)
-    what = (
-        "the distance to the nearest prototype, in deviations"
-        if net.seam
-        else "the free energy of the logits"
-    )
+    distance = "the distance to the nearest prototype, in deviations"
+    what = distance if net.seam else "the free energy of the logits"
     compared = "; in brackets, the share of the run's test images with a smaller one" if ranked else ""
     console.print(f"unusual: {what}{compared}", markup=False)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from protoseam.lab.cli.parser import speaks
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="a run's directory, a folder of runs, or a study's folder or file; several are compared",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where to write it (report.html in DIR; for several in the folder they share)",
-    )
+    runs = "a run's directory, a folder of runs, or a study's folder or file; several are compared"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="DIR", help=runs)
+    out = "where to write it (report.html in DIR; for several in the folder they share)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 def leave_page(places: Sequence[Path], out: Path | None = None) -> None:
     """Write the page at the end of another command and say where; a page that fails does not fail the command."""
-    if os.environ.get("RANK", "0") != "0":  # under torchrun the first process writes
+    if not speaks():
         return
     from protoseam.errors import ProtoSeamError
     from protoseam.lab.data.names import for_terminal

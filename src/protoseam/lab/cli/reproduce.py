@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n".join(recipe.about for recipe in RECIPES.values()))
         return 0
-    from protoseam.lab.cli.options import at_least_one, distinct
+    from protoseam.lab.cli.parser import at_least_one, distinct
     from protoseam.lab.cli.report import leave_page
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments import reporting
@@ -97,13 +97,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"written: {', '.join(path.name for path in written)} in {report}")
     if not args.no_page and any(name != "toy" for name in runs):
         leave_page([out], report / "report.html")
-    if args.readme:
-        from protoseam.lab.experiments.reporting import blocks, fill
-
-        found = blocks(runs, out.as_posix(), out.parent)
-        for document in args.readme:
-            changed = fill(document, found)
-            print(f"{document}: {'rewritten' if changed else 'is up to date'}")
+    found = reporting.blocks(runs, out.as_posix(), out.parent) if args.readme else {}
+    for document in args.readme or ():
+        changed = reporting.fill(document, found)
+        print(f"{document}: {'rewritten' if changed else 'is up to date'}")
     return 0 if sound and not undrawn else 1
 
 
@@ -146,7 +143,7 @@ def _within(args: argparse.Namespace, scope: Scope) -> tuple[str, ...]:
 def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: Path, runs: Runs) -> bool:
     """Run what the parts still lack until it is done or the time is up; False if something failed."""
     from protoseam.errors import SeamWarning
-    from protoseam.lab.cli.options import budget_seconds, one_thread
+    from protoseam.lab.cli.parser import budget_seconds, one_thread
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.experiments.plans import agenda
     from protoseam.lab.experiments.reporting import TOY
@@ -160,11 +157,10 @@ def _train(args: argparse.Namespace, parts: tuple[str, ...], scope: Scope, out: 
         if args.quick:
             one_thread()
             warnings.simplefilter("ignore", SeamWarning)  # short schedules and few images, and known to be
-        if there:
-            counts = Counter(part for part, _ in there.values())
-            print(
-                f"runs to train: {', '.join(f'{part} {count}' for part, count in counts.items())}", flush=True
-            )
+        counts = Counter(part for part, _ in there.values())
+        if counts:
+            told = ", ".join(f"{part} {count}" for part, count in counts.items())
+            print(f"runs to train: {told}", flush=True)
         plan = [(name, config) for name, (_, config) in there.items()]
         try:
             run_study(plan, out, budget_seconds=budget, quiet=args.quick)

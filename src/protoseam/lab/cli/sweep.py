@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protoseam.lab.cli.options import (
+from protoseam.lab.cli.parser import (
+    Parser,
     at_least_one,
     budget_seconds,
     distinct,
     known_variants,
+    read_command,
     spare_threads,
 )
-from protoseam.lab.cli.parser import Parser, read_command
 from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
 
@@ -46,10 +48,7 @@ def build_parser() -> Parser:
     add("--name", help="the sweep's name in that storage; default DIR's last part")
     beat = "with --storage: seconds between signs of life of a worker; when three are missing, its trial is retried"
     add("--heartbeat", type=int, default=60, metavar="SECONDS", help=beat)
-    add("--budget-minutes", type=float, help="save and stop within this time")
     add("--report-only", action="store_true", help="run nothing; write and show the results so far")
-    add("--no-page", action="store_true", help="write no report.html at the end")
-    parser.add_settings()
     return parser
 
 
@@ -57,26 +56,23 @@ def main(argv: list[str]) -> int:
     from protoseam.lab.experiments.sweep import run_sweep
 
     given, config = read_command(build_parser(), argv)
-    values = vars(given)
-    for name in ("heartbeat", "trials"):
-        at_least_one(name, values[name])
-    distinct("seeds", values["seeds"])
-    budget = budget_seconds(values["budget_minutes"])
+    at_least_one("heartbeat", given.heartbeat)
+    at_least_one("trials", given.trials)
+    distinct("seeds", given.seeds)
+    budget = budget_seconds(given.budget_minutes)
     spare_threads(config)
-    out = Path(values["out"] or f"sweeps/{Path(config.data).name}-{config.model}")
-    if values["report_only"] and not out.is_dir():
+    out = Path(given.out or f"sweeps/{Path(config.data).name}-{config.model}")
+    if given.report_only and not out.is_dir():
         raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or name --out")
-    searches = _searches(config, _space(values["space"], config), values, out)
-    complete = True
-    if not values["report_only"]:
-        complete = run_sweep(searches, budget_seconds=budget, quiet=values["quiet"], say=_say)
+    searches = _searches(config, _space(given.space, config), given, out)
+    complete = given.report_only or run_sweep(searches, budget_seconds=budget, quiet=given.quiet, say=_say)
     found = _report(searches, out)
     trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
     if trained and not given.no_page:
         leave_page(trained, out / "report.html")
     if not complete:
         print("not everything is done; start again to go on")
-    return 0 if complete and (found or values["report_only"]) else 1
+    return 0 if complete and (found or given.report_only) else 1
 
 
 def _space(words: list[str] | None, config: RunConfig) -> Space:
@@ -99,56 +95,53 @@ def _check_value(config: RunConfig, key: str, value: Any, others: dict[str, tupl
     """Raise now if a value is a word for a number, or fits none of the other settings' values."""
     from protoseam.lab.experiments.space import apply
 
-    why: Exception | None = None
+    refusals = []
     for point in itertools.islice(itertools.product(*others.values()), _MOST_TRIED):
         try:
             apply(config, {key: value} | dict(zip(others, point, strict=True)))
             return
         except ConfigError as error:
-            why = why or error
-    assert why is not None
-    raise why
+            refusals.append(error)
+    raise refusals[0]
 
 
-def _variants(config: RunConfig, values: dict[str, Any]) -> list[Variant]:
-    asked = list(dict.fromkeys(values["variants"] or [config.variant]))
-    known_variants(asked)
-    if values["tune_unlifted"]:
-        return [*asked, *(["unlifted"] if "unlifted" not in asked else [])]
-    if "unlifted" in asked:
+def _variants(config: RunConfig, given: argparse.Namespace) -> list[Variant]:
+    asked = known_variants(given.variants or [config.variant])
+    if given.tune_unlifted:
+        asked.append("unlifted")
+    elif "unlifted" in asked:
         raise ConfigError(
             "in the paper Unlifted is not searched for, it has Baseline's settings (rem:confound): sweep "
             "--variants baseline, which writes unlifted/best.yaml as well; or give it a search of its own with "
             "--tune-unlifted"
         )
-    return asked
+    return list(dict.fromkeys(asked))
 
 
-def _searches(config: RunConfig, space: Space, values: dict[str, Any], out: Path) -> list[Search]:
+def _searches(config: RunConfig, space: Space, given: argparse.Namespace, out: Path) -> list[Search]:
     from protoseam.lab.data.links import refuse_links
     from protoseam.lab.experiments.sweep import plan_search
     from protoseam.lab.experiments.sweep_queue import open_storage
 
-    variants = _variants(config, values)
-    shared = values["storage"] is not None
+    variants = _variants(config, given)
+    shared = given.storage is not None
     database = (out / "sweep.db").resolve()
     if not shared and set("?#%") & set(str(database)):
         raise ConfigError(f"--out {out}: a database's address cannot hold ?, # or %; choose another place")
     out.mkdir(parents=True, exist_ok=True)
     refuse_links(out)
-    url = values["storage"] or f"sqlite:///{database}"
-    storage = open_storage(url, values["heartbeat"])
-    name = values["name"] or out.resolve().name
+    storage = open_storage(given.storage or f"sqlite:///{database}", given.heartbeat)
+    name = given.name or out.resolve().name
     return [
         plan_search(
             dataclasses.replace(config, variant=variant),
             space,
-            values["seeds"] or [config.seed],
+            given.seeds or [config.seed],
             out / variant,
             storage,
             name=f"{name}-{variant}",
             shared=shared,
-            trials=values["trials"],
+            trials=given.trials,
         )
         for variant in variants
     ]
@@ -164,11 +157,10 @@ def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
         what = why if why.startswith("not run") else f"diverged: {why}"
     else:
         what = f"val {100 * row['value']:.2f} %"
-    late = (
-        "" if row["counted"] else "  (not counted: its heartbeats came too late, and another worker has it)"
-    )
+    if not row["counted"]:
+        what += "  (not counted: its heartbeats came too late, and another worker has it)"
     count = len(search.queue.points)
-    print(f"{search.base.variant}  trial {slot} ({count} in all)  {params}  {what}{late}", flush=True)
+    print(f"{search.base.variant}  trial {slot} ({count} in all)  {params}  {what}", flush=True)
 
 
 def _report(searches: list[Search], out: Path) -> bool:

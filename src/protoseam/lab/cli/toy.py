@@ -17,12 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--json", action="store_true", help="print one JSON row per noise level, nothing else")
     add("--seeds", type=int, default=25, help="repetitions per noise level (default: 25, as in the paper)")
-    add(
-        "--samples",
-        type=int,
-        default=200_000,
-        help="samples per repetition (default: 200000, as in the paper)",
-    )
+    samples = "samples per repetition (default: 200000, as in the paper)"
+    add("--samples", type=int, default=200_000, help=samples)
     add("--seed", type=int, default=0, help="first seed (default: 0)")
     add("--out", type=Path, metavar="DIR", help="write both figures into DIR, as PNG and SVG")
 

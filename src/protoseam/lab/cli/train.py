@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from protoseam.lab.cli.options import budget_seconds, known_variants, spare_threads, spelled
-from protoseam.lab.cli.parser import Parser, read_command
+from protoseam.lab.cli.parser import (
+    Parser,
+    budget_seconds,
+    distinct,
+    known_variants,
+    read_command,
+    spare_threads,
+    speaks,
+    spelled,
+)
 from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig
-from protoseam.lab.engine.loggers import NAMES
+from protoseam.lab.engine.loggers import LOGGERS
 
 _GOES_ON = ("--resume", "--budget-minutes", "--quiet", "--logger", "--no-page")
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="protoseam train",
-        description="Train a run into a new directory, or go on with one (--resume DIR).",
-    )
+    parser = Parser("protoseam train", "Train a run into a new directory, or go on with one (--resume DIR).")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in DIR")
     parser.add_argument("--out", metavar="DIR", help="the run's directory; default runs/NAME")
     parser.add_argument("--seeds", nargs="+", help="train one run per seed (42 43), into DIR/VARIANT-SEED")
     parser.add_argument("--variants", nargs="+", help="train one run per variant, e.g. baseline protoseam")
-    parser.add_argument("--budget-minutes", type=float, help="save and stop within this time")
-    parser.add_argument("--logger", choices=NAMES, help="also log each epoch there")
-    parser.add_argument("--no-page", action="store_true", help="write no report.html at the end")
-    parser.add_settings()
+    parser.add_argument("--logger", choices=LOGGERS, help="also log each epoch there")
     return parser
 
 
@@ -41,23 +42,17 @@ def main(argv: list[str]) -> int:
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.run import DivergedError
-    from protoseam.lab.engine.rundir import RunDirectory
-    from protoseam.lab.engine.session import resume, train
+    from protoseam.lab.engine.session import train
 
     parser = build_parser()
     given, config = read_command(parser, argv)
     budget = budget_seconds(given.budget_minutes)
-    if given.resume is not None:
-        _refuse_settings(spelled(argv, parser))
-        out = Path(given.resume)
-        spare_threads(RunDirectory(out).read_config())
-        summary = resume(out, quiet=given.quiet, budget_seconds=budget, logger=given.logger)
-        _say(out, summary, page=not given.no_page)
-        _say_chance({out: summary})
-        return 0
-    spare_threads(config)
-    runs = _expand(config, given)
+    if given.resume is None:
+        runs = _expand(config, given)
+    else:
+        runs = [_going_on(Path(given.resume), spelled(argv, parser))]
     several = len(runs) > 1
+    spare_threads(runs[0][0])
     for _, out in runs if several else []:
         refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
     started, status = time.monotonic(), 0
@@ -66,17 +61,21 @@ def main(argv: list[str]) -> int:
         left = None if budget is None else budget - (time.monotonic() - started)
         try:
             how = {"quiet": given.quiet, "budget_seconds": left, "logger": given.logger}
-            done[out] = train(one, out, resuming=several, **how)
+            done[out] = train(one, out, resuming=several or given.resume is not None, **how)
         except (DivergedError, SeamError) as error:
             if not several:
                 raise
             print(for_terminal(f"protoseam train: {out}: {error}"), file=sys.stderr)
             status = 1  # the others may well come through
             continue
-        _say(out, done[out], page=not given.no_page)
+        _say(out, done[out])
+        if not given.no_page:
+            leave_page([out])
     if len(done) > 1 and not given.no_page:
         leave_page(list(done))
-    _say_chance(done)
+    for out, summary in done.items() if speaks() else ():  # last: which have learned nothing, and what to try
+        if summary.get("at_chance"):
+            print(f"{out}: {summary['at_chance']}")
     return status
 
 
@@ -85,15 +84,17 @@ def _listed(values: list[Any] | None) -> list[str]:
     return [word for value in values or [] for word in re.split(r"[\[\],\s]+", str(value)) if word]
 
 
-def _refuse_settings(argv: list[str]) -> None:
-    """Refuse settings beside --resume: a run goes on as it was begun."""
+def _going_on(out: Path, argv: list[str]) -> tuple[RunConfig, Path]:
+    """Return the run to resume; refuse settings beside --resume, as a run goes on as it was begun."""
+    from protoseam.lab.engine.rundir import RunDirectory
+
     names = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    others = [name for name in names if name not in _GOES_ON]
-    if others:
+    if others := [name for name in names if name not in _GOES_ON]:
         raise ConfigError(
             f"--resume goes on with the run's own settings: leave out {', '.join(others)}, or start a new run "
             "with --out"
         )
+    return RunDirectory(out).read_config(), out
 
 
 def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfig, Path]]:
@@ -102,9 +103,8 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
     seeds, variants = _listed(given.seeds), _listed(given.variants)
     if not seeds and not variants:
         return [(config, Path(given.out or f"runs/{name}-{config.variant}-{config.seed}"))]
-    for option, asked in (("seeds", seeds), ("variants", variants)):
-        if len(set(asked)) < len(asked):
-            raise ConfigError(f"--{option} {' '.join(asked)} names one twice")
+    distinct("seeds", seeds)
+    distinct("variants", variants)
     if wrong := [word for word in seeds if not word.isdecimal()]:
         raise ConfigError(f"--seeds must be whole numbers, as in --seeds 42 43, got {wrong[0]:.100}")
     root = Path(given.out or f"runs/{name}")
@@ -115,19 +115,8 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
     ]
 
 
-def _say(out: Path, summary: dict[str, Any], *, page: bool) -> None:
-    if os.environ.get("RANK", "0") == "0":  # under torchrun the first process speaks for all
-        accuracy = summary["test_accuracy"]
-        print(
-            f"{out}: {'no test data, ' if accuracy is None else f'test accuracy {100 * accuracy:.2f} % '}"
-            f"after {summary['epochs']} epochs in {summary['seconds']:.0f} s"
-        )
-    if page:
-        leave_page([out])
-
-
-def _say_chance(done: dict[Path, dict[str, Any]]) -> None:
-    """Print last which of the runs have learned nothing, and what to try."""
-    for out, summary in done.items() if os.environ.get("RANK", "0") == "0" else ():
-        if summary.get("at_chance"):
-            print(f"{out}: {summary['at_chance']}")
+def _say(out: Path, summary: dict[str, Any]) -> None:
+    accuracy = summary["test_accuracy"]
+    tested = "no test data, " if accuracy is None else f"test accuracy {100 * accuracy:.2f} % "
+    if speaks():
+        print(f"{out}: {tested}after {summary['epochs']} epochs in {summary['seconds']:.0f} s")

@@ -18,18 +18,10 @@ class AuditWarning(UserWarning):
 def quick_audit(
     net: ps.Lifted, z_NK: Tensor, y_N: Tensor, floor: float | str, seed: int, epoch: int
 ) -> dict[str, float] | None:
-    """Return risk, sampled loss, the bound's terms and NC1–NC4 of a lifted network.
+    """Return risk, sampled loss, the bound's terms and NC1–NC4 of a lifted network on these embeddings.
 
-    Args:
-        net: the network; its prototypes, Σ̃, ρ and N2 are audited.
-        z_NK: embeddings.
-        y_N: their labels.
-        floor: σ0, or "auto".
-        seed: of the audit's own draws.
-        epoch: for the warning.
-
-    Returns:
-        The numbers by name; None, with an :class:`AuditWarning`, if the audit cannot be made.
+    ``seed`` is that of the audit's own draws. None, with an :class:`AuditWarning` that names ``epoch``, means that the
+    audit cannot be made.
     """
     try:
         return audit_seam(

@@ -33,22 +33,17 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
     """Return what to change in a run that does not learn, as options of the command."""
     lr, _ = config.optim.resolved()
     better = suitable_batch(samples)
-    options = (
-        [f"--batch_size {better}"] if better < batch_size and samples // batch_size < 2 * FEW_STEPS else []
-    )
-    options.append(f"--epochs {2 * config.epochs}")
-    options.append(f"--optim.lr {lr / 5:g}" if config.optim.name != "adamw" else f"--optim.lr {lr * 3:g}")
-    if config.optim.name != "adamw":
-        options.append("--optim.name adamw with its own learning rate")
+    options = [f"--epochs {2 * config.epochs}"]
+    if better < batch_size and samples // batch_size < 2 * FEW_STEPS:
+        options.insert(0, f"--batch_size {better}")
+    if config.optim.name == "adamw":
+        options.append(f"--optim.lr {lr * 3:g}")
+    else:
+        options += [f"--optim.lr {lr / 5:g}", "--optim.name adamw with its own learning rate"]
     if config.optim.clip is None or config.optim.clip > 1:
         options.append("--optim.clip 1")
-    tried = ", ".join(options)
-    check = (
-        " --variant baseline shows whether cross-entropy learns this data."
-        if config.variant != "baseline"
-        else ""
-    )
-    return f"Try one of {tried}.{check}"
+    check = " --variant baseline shows whether cross-entropy learns this data."
+    return f"Try one of {', '.join(options)}.{check if config.variant != 'baseline' else ''}"
 
 
 def epoch_of(samples: int, batch_size: int) -> str:

@@ -15,15 +15,19 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from protoseam.errors import ProtoSeamError
 from protoseam.lab.data.cache import sha256_of, sync
 from protoseam.lab.data.links import refuse_link
-from protoseam.lab.engine.bounded import Unbounded, load_bounded
-from protoseam.lab.engine.files import explain_os_error, read_bounded
+from protoseam.lab.engine.bounded import Unbounded, bytes_of, load_bounded
+from protoseam.lab.engine.files import explain_os_error, read_bounded, write_atomically
+from protoseam.lab.engine.schemas import check_state
+
+if TYPE_CHECKING:
+    from protoseam.lab.engine.run import Run
 
 _FORMAT = 1
 _MOST_MANIFEST = 2**16
@@ -38,8 +42,8 @@ class CheckpointWarning(UserWarning):
     """A checkpoint was damaged and the one before it is used."""
 
 
-def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) -> Path:
-    """Write the checkpoint of ``epoch`` finished epochs, then remove all but the ``keep`` newest.
+def save(folder: Path, epoch: int, state: dict[str, Any]) -> Path:
+    """Write the checkpoint of ``epoch`` finished epochs, then remove all but the two newest.
 
     Checkpoints of later epochs are removed too: the run has gone back before them.
     """
@@ -62,7 +66,7 @@ def save(folder: Path, epoch: int, state: dict[str, Any], *, keep: int = _KEEP) 
         sync(folder)
         found = _newest_first(folder)
         later = [path for path in found if path.name > target.name]
-        for path in later + found[len(later) + keep :]:
+        for path in later + found[len(later) + _KEEP :]:
             shutil.rmtree(path, ignore_errors=True)
     return target
 
@@ -72,22 +76,10 @@ def _write(folder: Path, epoch: int, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     data = buffer.getbuffer()
-    manifest = {
-        "epoch": epoch,
-        "size": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "format": _FORMAT,
-    }
-    _write_through(folder / "state.pt", data)
-    _write_through(folder / "manifest.json", json.dumps(manifest).encode())
-    sync(folder)
-
-
-def _write_through(path: Path, data: bytes | memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    digest = hashlib.sha256(data).hexdigest()
+    manifest = {"epoch": epoch, "size": len(data), "sha256": digest, "format": _FORMAT}
+    write_atomically(folder / "state.pt", data)
+    write_atomically(folder / "manifest.json", json.dumps(manifest).encode())
 
 
 def _name(epoch: int) -> str:
@@ -117,6 +109,29 @@ def latest(
             "again in a new folder"
         )
     return None
+
+
+def load_into(run: Run, folder: Path) -> tuple[int, int]:
+    """Load the last good checkpoint into ``run``; return its epoch and how often the run has rewound, or zeros.
+
+    Raises:
+        CheckpointError: it is no state of this run.
+    """
+    found = latest(folder, run.device, most_bytes=4 * bytes_of(run.state()) + 2**20)
+    if found is None:
+        return 0, 0
+    epoch, state = found
+    which = f"the checkpoint of epoch {epoch} in {folder.parent}"
+    if wrong := check_state(state, epoch, run.config.epochs, run.data.steps):
+        raise CheckpointError(f"{which} is no state of this run: {wrong}. Restore it, or remove its folder")
+    try:
+        run.load_state(state)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{which} does not fit its config.yaml ({str(error).splitlines()[0]}): restore the one it was saved with, "
+            "or start again"
+        ) from error
+    return epoch, int(state.get("rewinds", 0))
 
 
 class _Damaged(Exception):

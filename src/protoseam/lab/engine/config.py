@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -181,85 +182,65 @@ class RunConfig:
     keep_embeddings: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
-        if self.epochs > _MOST_EPOCHS:
-            raise ConfigError(f"epochs must be at most {_MOST_EPOCHS:,}, got {self.epochs}")
+        for name, fits, words in _RANGES:
+            value = operator.attrgetter(name)(self)
+            if value is not None and not fits(value):
+                raise ConfigError(f"{name} {words}, got {value}")
         if not self.data:
             raise ConfigError("data is empty: name a data set, or a path")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
-        if not 0 <= self.validation < 1:
-            raise ConfigError(f"validation is a fraction in [0, 1), got {self.validation}")
         if self.audit_every < 0 or (self.audit_every and not self.validation):
             raise ConfigError(
                 f"audit_every={self.audit_every} with validation={self.validation}: it is a number of epochs (0: "
                 "never), and an audit needs validation data; set audit_every to 0 or hold some out"
             )
-        if self.keep_embeddings < 0:
-            raise ConfigError(f"keep_embeddings is a number of test images, got {self.keep_embeddings}")
-        if not 0 <= self.optim.warmup_epochs < _LARGEST:
+        lift = self.lift
+        if lift.antithetic and lift.draws is not None and lift.draws % 2:
+            raise ConfigError(f"lift.antithetic draws in pairs: lift.draws must be even, got {lift.draws}")
+        OPTIONS["alpha"].check("lift.alpha", lift.alpha, ConfigError)
+        OPTIONS["repulsion_scale"].check("lift.repulsion", lift.repulsion, ConfigError)
+        if not 0 < lift.rho_min <= lift.rho_max:
             raise ConfigError(
-                f"optim.warmup_epochs must be a number from 0 on, got {self.optim.warmup_epochs}"
+                f"lift needs 0 < rho_min ≤ rho_max, got rho_min={lift.rho_min} and rho_max={lift.rho_max}"
             )
-        if self.optim.lr is not None and not self.optim.lr > 0:
-            raise ConfigError(f"optim.lr must be positive, got {self.optim.lr}")
-        if self.optim.clip is not None and not self.optim.clip >= 0:
-            raise ConfigError(
-                f"optim.clip is the largest norm of the gradients, 0 for no limit; got {self.optim.clip}"
-            )
-        if not 0 <= self.optim.momentum < 1:
-            raise ConfigError(f"optim.momentum must lie in [0, 1), got {self.optim.momentum}")
-        if self.optim.weight_decay is not None and not self.optim.weight_decay >= 0:
-            raise ConfigError(f"optim.weight_decay cannot be negative, got {self.optim.weight_decay}")
-        self._check_mixing()
-        for name in ("dim", "draws"):
-            value = getattr(self.lift, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"lift.{name} must be at least 1, got {value}")
-            if value is not None and value > _MOST_LIFTED:
-                raise ConfigError(f"lift.{name} must be at most {_MOST_LIFTED:,}, got {value}")
-        if self.lift.seam_speed is not None and not 0 < self.lift.seam_speed < math.inf:
-            raise ConfigError(f"lift.seam_speed must be positive, got {self.lift.seam_speed}")
-        if self.lift.antithetic and self.lift.draws is not None and self.lift.draws % 2:
-            raise ConfigError(
-                f"lift.antithetic draws in pairs: lift.draws must be even, got {self.lift.draws}"
-            )
-        OPTIONS["alpha"].check("lift.alpha", self.lift.alpha, ConfigError)
-        OPTIONS["repulsion_scale"].check("lift.repulsion", self.lift.repulsion, ConfigError)
-        if not 0 < self.lift.rho_min <= self.lift.rho_max:
-            raise ConfigError(
-                f"lift needs 0 < rho_min ≤ rho_max, got rho_min={self.lift.rho_min} and rho_max={self.lift.rho_max}"
-            )
-
-    def _check_mixing(self) -> None:
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"{name} is α of a Beta distribution, 0 (never) or more, got {getattr(self, name)}"
-                )
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(f"label_smoothing is a share in [0, 1), got {self.label_smoothing}")
-        if self.average is not None and not 0 < self.average < 1:
-            raise ConfigError(
-                f"average is the decay of an average of weights, between 0 and 1 (e.g. 0.999), got {self.average}"
-            )
-        if self.average is not None and self.lift.refit:
+        if self.average is not None and lift.refit:
             raise ConfigError(
                 "lift.refit sets the last N2, and average deploys an average of all: leave one out"
             )
-        moving = self.lift.covariance in ("running", "switch")
+        moving = lift.covariance in ("running", "switch")
         if (self.mixup or self.cutmix) and self.variant == "protoseam" and moving:
             raise ConfigError(
-                f"lift.covariance={self.lift.covariance} estimates class covariances from the training batches, and "
+                f"lift.covariance={lift.covariance} estimates class covariances from the training batches, and "
                 "a mixed image belongs to no single class: with mixup or cutmix set lift.covariance to exact (a pass "
                 "over unmixed images after each epoch) or isotropic"
             )
 
 
-_LEAST = {"epochs": 1, "batch_size": 1, "image_size": 4, "checkpoint_every": 1, "eval_every": 1}
+# Each setting's range as a test and in words; NaN passes no test, null passes all.
+_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("epochs", lambda v: v >= 1, "must be at least 1"),
+    ("epochs", lambda v: v <= _MOST_EPOCHS, f"must be at most {_MOST_EPOCHS:,}"),
+    ("batch_size", lambda v: v >= 1, "must be at least 1"),
+    ("image_size", lambda v: v >= 4, "must be at least 4"),
+    ("checkpoint_every", lambda v: v >= 1, "must be at least 1"),
+    ("eval_every", lambda v: v >= 1, "must be at least 1"),
+    ("seed", lambda v: 0 <= v < 2**63, "must be at least 0 and below 2**63"),
+    ("validation", lambda v: 0 <= v < 1, "is a fraction in [0, 1)"),
+    ("keep_embeddings", lambda v: v >= 0, "is a number of test images"),
+    ("mixup", lambda v: 0 <= v < math.inf, "is α of a Beta distribution, 0 (never) or more"),
+    ("cutmix", lambda v: 0 <= v < math.inf, "is α of a Beta distribution, 0 (never) or more"),
+    ("label_smoothing", lambda v: 0 <= v < 1, "is a share in [0, 1)"),
+    ("average", lambda v: 0 < v < 1, "is the decay of an average of weights, between 0 and 1 (e.g. 0.999)"),
+    ("optim.warmup_epochs", lambda v: 0 <= v < _LARGEST, "must be a number from 0 on"),
+    ("optim.lr", lambda v: v > 0, "must be positive"),
+    ("optim.clip", lambda v: v >= 0, "is the largest norm of the gradients, 0 for no limit"),
+    ("optim.momentum", lambda v: 0 <= v < 1, "must lie in [0, 1)"),
+    ("optim.weight_decay", lambda v: v >= 0, "cannot be negative"),
+    ("lift.dim", lambda v: v >= 1, "must be at least 1"),
+    ("lift.dim", lambda v: v <= _MOST_LIFTED, f"must be at most {_MOST_LIFTED:,}"),
+    ("lift.draws", lambda v: v >= 1, "must be at least 1"),
+    ("lift.draws", lambda v: v <= _MOST_LIFTED, f"must be at most {_MOST_LIFTED:,}"),
+    ("lift.seam_speed", lambda v: 0 < v < math.inf, "must be positive"),
+)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
@@ -274,28 +255,24 @@ def resolved(config: RunConfig) -> RunConfig:
     from protoseam.lab.data.loading import is_catalogued
     from protoseam.seam.groups import SEAM_SPEED
 
-    catalogued = is_catalogued(config.data)
-    usual: Literal["sgd", "adamw"] = "sgd" if catalogued or config.optim.lr is not None else "adamw"
-    optim = dataclasses.replace(config.optim, name=config.optim.name or usual)
+    def filled(section: Any, **usual: Any) -> Any:
+        return dataclasses.replace(section, **{k: v for k, v in usual.items() if getattr(section, k) is None})
+
+    own = not is_catalogued(config.data)
+    optim = filled(config.optim, name="adamw" if own and config.optim.lr is None else "sgd")
     lr, decay = optim.resolved()
-    own_lifted_adamw = not catalogued and config.variant == "protoseam" and optim.name == "adamw"
-    if own_lifted_adamw and optim.weight_decay is None:
+    if own and config.variant == "protoseam" and optim.name == "adamw":
         decay = _LIFTED_DECAY
-    batch_size, clip, lift = config.batch_size, optim.clip, config.lift
-    bounded = lift.bounded if lift.bounded is not None else not catalogued
-    speed = lift.seam_speed if lift.seam_speed is not None else _PAPER_SPEED if catalogued else SEAM_SPEED
-    refit = lift.refit if lift.refit is not None else not catalogued and config.average is None
-    draws = 1 if lift.draws is None and catalogued and not lift.antithetic else lift.draws
-    if catalogued:
-        batch_size = batch_size or CATALOGUED_BATCH
-    elif clip is None:
-        clip = _OWN_CLIP
-    return dataclasses.replace(
-        config,
-        batch_size=batch_size,
-        optim=dataclasses.replace(optim, lr=lr, weight_decay=decay, clip=clip),
-        lift=dataclasses.replace(lift, seam_speed=speed, bounded=bounded, draws=draws, refit=refit),
+    lift = filled(
+        config.lift,
+        seam_speed=SEAM_SPEED if own else _PAPER_SPEED,
+        bounded=own,
+        refit=own and config.average is None,
+        draws=None if own or config.lift.antithetic else 1,
     )
+    optim = filled(optim, lr=lr, weight_decay=decay, clip=_OWN_CLIP if own else None)
+    config = filled(config, batch_size=None if own else CATALOGUED_BATCH)
+    return dataclasses.replace(config, optim=optim, lift=lift)
 
 
 def as_begun(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ training step waits for it. The figures add up over the visits of a run that was
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 
-from protoseam.lab.engine.background import every
 from protoseam.lab.engine.files import read_json, write_json
 from protoseam.lab.engine.schemas import COST, check
 
@@ -49,40 +49,49 @@ def metered(
         yield
         return
     watts = watts or power_reader(device)
-    before = read_cost(run)
-    begun = last = time.monotonic()
-    joules = metered_seconds = 0.0
+    total = {"seconds": 0.0, **read_cost(run)}
+    last, samples = time.monotonic(), 0
 
     def sample() -> None:
-        nonlocal last, joules, metered_seconds
+        nonlocal last, samples
         now, power = time.monotonic(), watts() if watts else None
+        spent = {"seconds": now - last}
         if power is not None:
-            joules, metered_seconds = joules + power * (now - last), metered_seconds + now - last
-        last = now
-
-    def write() -> None:
-        spent = {"seconds": time.monotonic() - begun}
-        if metered_seconds:
-            spent |= {"joules": joules, "metered_seconds": metered_seconds}
-        total = before | {key: before.get(key, 0.0) + value for key, value in spent.items()}
-        with suppress(OSError):  # a full disk must end the run in the run's own words
-            write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
-
-    samples = 0
-
-    def watch() -> None:
-        nonlocal samples
-        sample()
-        samples += 1
+            spent |= {"joules": power * (now - last), "metered_seconds": now - last}
+        for key, value in spent.items():
+            total[key] = total.get(key, 0.0) + value
+        last, samples = now, samples + 1
         if samples % _BETWEEN_WRITES == 0:
             write()
 
+    def write() -> None:
+        with suppress(OSError):  # a full disk must end the run in the run's own words
+            write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
+
     try:
-        with every(interval, watch):
+        with every(interval, sample):
             yield
     finally:
         sample()
         write()
+
+
+@contextmanager
+def every(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call ``action`` in a thread every so many seconds while the context is open; it has ended when this returns."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=repeat, name=f"protoseam-{action.__name__}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def power_reader(device: torch.device) -> Callable[[], float | None] | None:

@@ -1,7 +1,7 @@
 """Several processes: torchrun starts them, DDP averages their gradients, rank 0 writes.
 
 When one is lost, the others end as well, and torchrun (with ``--max-restarts``) starts all of them again.
-:func:`restarted` tells a run to resume.
+:func:`restarts` tells a run to resume.
 """
 
 from __future__ import annotations
@@ -101,12 +101,8 @@ def _let_go() -> None:
     time.sleep(0.1)
 
 
-def restarted() -> bool:
-    """Return whether torchrun has started these processes again after it lost one of them."""
-    return _restarts() > 0
-
-
-def _restarts() -> int:
+def restarts() -> int:
+    """Return how often torchrun has started these processes again after it lost one of them."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -123,7 +119,7 @@ def _initialise(backend: str) -> None:
         return
     world = int(env["WORLD_SIZE"])
     store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=False)  # type: ignore[attr-defined]
-    place = dist.PrefixStore(f"start-{_restarts()}", store)  # type: ignore[attr-defined]
+    place = dist.PrefixStore(f"start-{restarts()}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=place, rank=int(env["RANK"]), world_size=world)
 
 

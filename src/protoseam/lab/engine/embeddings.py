@@ -8,6 +8,7 @@ Legend: N points, K width of the last layer's input, C classes, 2 the dimensions
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +27,12 @@ def embeddings(run: Run, most: int) -> dict[str, Any]:
     A wider input than two is shown along the two directions in which the images vary most; ``shown`` is the share of
     their variance there. Coordinates are kept as text, four digits each: a tenth of the lines of a JSON list.
     """
-    z_NK, y_N = _inputs_of_last_layer(run)
-    chosen_N = (
-        torch.linspace(0, len(z_NK) - 1, min(most, len(z_NK))).round().long()
-    )  # any order of the classes
+    batches = run.data.batches("test")
+    z_NK, _, _ = through_last_layer(run.deployed(), run.data.num_classes, batches)
+    assert z_NK is not None
+    z_NK, y_N = z_NK.double(), run.data.test[1].cpu()
+    # evenly spaced, whatever the order of the classes
+    chosen_N = torch.linspace(0, len(z_NK) - 1, min(most, len(z_NK))).round().long()
     centre_K, axes_K2, shown = _plane(z_NK)
     z_N2 = (z_NK[chosen_N] - centre_K) @ axes_K2
     kept: dict[str, Any] = {
@@ -66,21 +69,11 @@ def through_last_layer(
     def see(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0].float().cpu())
 
-    handle = None if last is None else last.register_forward_pre_hook(see)
-    try:
+    with nullcontext() if last is None else last.register_forward_pre_hook(see):
         logits = [plain(x.float()).float().cpu() for x, _ in batches]
-    finally:
-        if handle is not None:
-            handle.remove()
     assert last is None or isinstance(last, nn.Linear)
     whole = seen and all(z.ndim == 2 for z in seen)
     return torch.cat(seen) if whole else None, torch.cat(logits), last
-
-
-def _inputs_of_last_layer(run: Run) -> tuple[Tensor, Tensor]:
-    z_NK, _, _ = through_last_layer(run.deployed(), run.data.num_classes, run.data.batches("test"))
-    assert z_NK is not None
-    return z_NK.double(), run.data.test[1].cpu()
 
 
 def _plane(z_NK: Tensor) -> tuple[Tensor, Tensor, float]:

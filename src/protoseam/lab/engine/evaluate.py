@@ -65,21 +65,13 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
     plain, data = load_deployed(path)
     target = resolve_device(device)
     plain.to(target)
-    right = torch.zeros(data.num_classes, dtype=torch.int64)
-    seen = torch.zeros(data.num_classes, dtype=torch.int64)
-    outputs, labels = [], []
-    for x, y in data.batches(split):
-        logits = plain(x.to(target)).cpu()
-        hit = logits.argmax(1) == y
-        right += torch.bincount(y[hit], minlength=data.num_classes)
-        seen += torch.bincount(y, minlength=data.num_classes)
-        outputs.append(logits)
-        labels.append(y)
-    if not seen.any():
-        raise ConfigError(
-            f"{path} has no {split} data"
-            + (": it was trained with validation=0, so say --split test" if split == "validation" else "")
-        )
+    answers = [(plain(x.to(target)).cpu(), y) for x, y in data.batches(split)]
+    if not answers:
+        hint = ": it was trained with validation=0, so say --split test" if split == "validation" else ""
+        raise ConfigError(f"{path} has no {split} data{hint}")
+    logits, y = (torch.cat(parts) for parts in zip(*answers, strict=True))
+    seen = torch.bincount(y, minlength=data.num_classes)
+    right = torch.bincount(y[logits.argmax(1) == y], minlength=data.num_classes)
     by_class = right / seen.clamp_min(1)
     worst = by_class.argsort()[:5].tolist()
     accuracy = int(right.sum()) / int(seen.sum())
@@ -87,8 +79,8 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
     return {
         "split": split,
         "accuracy": accuracy,
-        "nll": float(negative_log_likelihood(torch.cat(outputs), torch.cat(labels))),
-        "ece": float(calibration_error(torch.cat(outputs), torch.cat(labels), BINS)),
+        "nll": float(negative_log_likelihood(logits, y)),
+        "ece": float(calibration_error(logits, y, BINS)),
         "at_chance": told and f"{told} {what_to_try(config, data.size, data.batch_size)}",
         "correct": int(right.sum()),
         "samples": int(seen.sum()),

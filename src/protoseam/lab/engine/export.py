@@ -1,7 +1,9 @@
 """A finished run's network in files that need this library no more.
 
 Each format holds the plain network with the two Linears around the seam folded into one. ``pt2`` (torch.export) and
-``onnx`` normalise their inputs themselves; ``safetensors`` and a hub folder say how to.
+``onnx`` normalise their inputs themselves; ``safetensors`` and a hub folder say how to. A hub folder has config,
+weights and a model card: timm's own ``config.json`` for a timm network (``timm.create_model("local-dir:FOLDER",
+pretrained=True)``), and for any other a program of torch.export beside its weights.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +24,63 @@ from protoseam.lab.data.links import refuse_link
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.evaluate import load_network
 from protoseam.lab.engine.files import explain_os_error, write_atomically
-from protoseam.lab.engine.rundata import RunData, load_again
+from protoseam.lab.engine.rundata import RunData, data_of
 from protoseam.lab.engine.rundir import RunDirectory
 
 Format = Literal["pt2", "onnx", "safetensors", "hub"]
 _ONNX_TOLERANCE = 1e-3  # of the largest logit: other kernels add up in another order
+AS_IN_TRAINING = {
+    "interpolation": "bilinear",
+    "crop_pct": 1.0,
+    "crop_mode": "center",
+}  # how the lab resizes images
+
+_TIMM_USE = """\
+import timm, torch
+from timm.data import create_transform, resolve_model_data_config
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:USER/NAME
+transform = create_transform(**resolve_model_data_config(model))
+logits = model(transform(image)[None])"""
+
+_TORCH_USE = """\
+import torch
+
+model = torch.export.load("FOLDER/model.pt2").module()
+logits = model(inputs)  # float32 {input}, shape (N, {shape}); the file normalises them"""
+
+_CARD = """\
+---
+library_name: {library}
+tags: [{kind}-classification, protoseam]
+pipeline_tag: {kind}-classification
+---
+
+# {model}, trained on {data}
+
+A classifier of {count} classes, the variant `{variant}` of ProtoSeam's training. The network itself is plain PyTorch \
+and does not need ProtoSeam.
+
+## Use
+
+```python
+{use}
+```
+
+Inputs are float32 {input}, normalised by mean {mean} and standard deviation {std}.{resized}
+
+## Training and results
+
+The test data was used once, after the last epoch.
+
+| | |
+|---|---|
+{figures}
+
+## Classes
+
+{classes}
+"""
 
 
 @dataclass(frozen=True)
@@ -83,8 +138,6 @@ def export(run: Path, out: Path | None = None, to: Format | None = None) -> tupl
         refuse_link(out)  # the run may come from someone else
     network, about = _read(run)
     if to == "hub":
-        from protoseam.lab.engine.hub import hub_files
-
         folder, files = out, hub_files(run, network, about)
     else:
         write = {"pt2": pt2_bytes, "onnx": onnx_bytes, "safetensors": safetensors_bytes}[to]
@@ -111,7 +164,7 @@ def _place(run: Path, out: Path | None, to: Format | None) -> tuple[Path, Format
 
 def _read(run: Path) -> tuple[nn.Module, About]:
     config = RunDirectory(run).read_config()
-    data = RunData.read(run) or load_again(run, config)  # the data itself may be gone
+    data = data_of(run)
     size = data.image_size if isinstance(data, RunData) else None
     about = About(
         input="features" if len(data.sample_shape) == 1 else "images from 0 to 1",
@@ -180,3 +233,99 @@ def onnx_bytes(network: nn.Module, about: About) -> bytes:
                 f"{batch} inputs: export to pt2, or try another version of onnxruntime"
             )
     return content
+
+
+# ---------------------------------------------------------------------- a folder for a hub
+
+
+def hub_files(run: Path, network: Any, about: About) -> dict[str, bytes]:
+    """The files by name: ``config.json``, ``model.safetensors``, ``README.md`` and perhaps ``model.pt2``."""
+    by_timm = hasattr(network, "pretrained_cfg")
+    card = {"README.md": _card(run, about, by_timm).encode()}
+    if by_timm:
+        return card | _timm_files(network, about)
+    weights, program = safetensors_bytes(network, about), pt2_bytes(network, about)
+    return card | {"config.json": _plain_config(about), "model.safetensors": weights, "model.pt2": program}
+
+
+def _timm_files(network: Any, about: About) -> dict[str, bytes]:
+    """What ``timm.models.save_for_hf`` writes for this network, its classes and its normalisation."""
+    from timm.models import save_for_hf
+
+    kept = ("architecture", "classifier", "fixed_input_size", "pool_size", "first_conv")
+    network.pretrained_cfg = {
+        **{name: network.pretrained_cfg[name] for name in kept if name in network.pretrained_cfg},
+        "num_classes": len(about.classes),
+        "input_size": tuple(about.shape),
+        "mean": tuple(about.mean),
+        "std": tuple(about.std),
+        **AS_IN_TRAINING,
+    }
+    if about.shape[0] != 3:  # timm would convert the first convolution from three channels once more
+        network.pretrained_cfg.pop("first_conv", None)
+    with tempfile.TemporaryDirectory() as folder:
+        labels = {"num_classes": len(about.classes), "label_names": about.classes}
+        save_for_hf(
+            network, folder, model_config=labels, model_args=about.model_options, safe_serialization=True
+        )
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+def _plain_config(about: About) -> bytes:
+    labels = {str(i): name for i, name in enumerate(about.classes)}
+    values = {
+        "architecture": about.model,
+        "model_args": about.model_options,
+        "num_classes": len(about.classes),
+        "id2label": labels,
+        "label2id": {name: int(i) for i, name in labels.items()},
+        "input": about.input,
+        "input_size": about.shape,
+        "mean": about.mean,
+        "std": about.std,
+        **({"resized": about.resized} if about.resized else {}),
+    }
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def _card(run: Path, about: About, by_timm: bool) -> str:
+    """The model card: what it is, how to load it, and where its numbers come from."""
+    directory = RunDirectory(run)
+    config, environment = directory.read_config(), directory.read_environment()
+    summary = directory.read_summary() or {}
+    figures = {
+        "Test accuracy": _percent(summary.get("test_accuracy")),
+        "Validation accuracy, after the last epoch": _percent(summary.get("validation_accuracy")),
+        "Parameters in training": f"{summary['parameters']:,}" if "parameters" in summary else "not recorded",
+        "Epochs": summary.get("epochs", "not recorded"),
+        "Seed": config.seed,
+        "ProtoSeam": environment.get("protoseam", "not recorded"),
+        "Commit": environment.get("commit") or "not recorded",
+        "PyTorch": environment.get("torch", "not recorded"),
+        "Device": environment.get("device", "not recorded"),
+    }
+    use = _TIMM_USE if by_timm else _TORCH_USE
+    return _CARD.format(
+        library="timm" if by_timm else "pytorch",
+        kind="image" if len(about.shape) == 3 else "tabular",
+        model=config.model,
+        data=Path(config.data).name,
+        count=len(about.classes),
+        variant=config.variant,
+        use=use.format(input=about.input, shape=", ".join(map(str, about.shape))),
+        input=about.input,
+        mean=_listed(about.mean),
+        std=_listed(about.std),
+        resized=f" Images were resized first: {about.resized}." if about.resized else "",
+        figures="\n".join(f"| {name} | {value} |" for name, value in figures.items()),
+        classes=", ".join(f"{i}: {name}" for i, name in enumerate(about.classes)),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.2f} %"
+
+
+def _listed(values: list[float], most: int = 8) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in values[:most])
+    return f"({shown}{', … in config.json' if len(values) > most else ''})"

@@ -16,6 +16,7 @@ from protoseam.errors import ArgumentError, ProtoSeamError
 from protoseam.lab.data.cache import sync
 from protoseam.lab.data.links import refuse_link
 
+GOING_ON = ", then go on (protoseam train --resume, or the same study again). What was saved before is intact"
 _MOST_JSON = 16 * 2**20  # a study's file of 200 epochs has 0.3 MB
 
 
@@ -24,11 +25,7 @@ class StorageError(ProtoSeamError, OSError):
 
 
 @contextmanager
-def explain_os_error(
-    what: str,
-    path: Path,
-    going_on: str = ", then go on (protoseam train --resume, or the same study again). What was saved before is intact",
-) -> Iterator[None]:
+def explain_os_error(what: str, path: Path, going_on: str = GOING_ON) -> Iterator[None]:
     """Turn an OSError into a StorageError that says what could not be written and what to do."""
     try:
         yield
@@ -47,7 +44,7 @@ def explain_os_error(
         raise StorageError(f"cannot write {what} in {path}: {why}{going_on}") from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Write ``data`` so that ``path`` holds either its old content or all of it, whenever the process dies.
 
     Raises:

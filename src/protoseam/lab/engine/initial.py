@@ -49,38 +49,26 @@ def take_over(
     """
     prefix = None if classifier is None else f"{classifier}." if classifier else ""
 
-    def free(name: str) -> bool:
-        return prefix is not None and name.startswith(prefix)
-
-    for name, t in ours.items():
-        if free(name):
-            continue
-        if name not in theirs:
-            raise _differs(source, f"it has no tensor {name}, of shape {tuple(t.shape)} here")
-        if theirs[name].shape != t.shape:
-            raise _differs(
-                source, f"{name} has shape {tuple(theirs[name].shape)} there and {tuple(t.shape)} here"
-            )
-    for name, t in theirs.items():
-        if name not in ours and not free(name):
-            raise _differs(
-                source, f"it has a tensor {name}, of shape {tuple(t.shape)}, and this network has none"
-            )
     left = []
-    for name, t in ours.items():
-        if name in theirs and theirs[name].shape == t.shape:
-            t.copy_(theirs[name])
+    for name in dict.fromkeys([*ours, *theirs]):
+        here, there = (tuple(t[name].shape) if name in t else None for t in (ours, theirs))
+        if here == there:
+            continue
+        if prefix is not None and name.startswith(prefix):
+            left += [f"{name} {here}"] if here is not None else []
+            continue
+        if there is None:
+            how = f"it has no tensor {name}, of shape {here} here"
+        elif here is None:
+            how = f"it has a tensor {name}, of shape {there}, and this network has none"
         else:
-            left.append(f"{name} {tuple(t.shape)}")
+            how = f"{name} has shape {there} there and {here} here"
+        raise ConfigError(
+            f"init_from={source} holds another network: {how}. Choose the model and model_options it was trained with"
+        )
+    for name in ours.keys() & theirs.keys():
+        if ours[name].shape == theirs[name].shape:
+            ours[name].copy_(theirs[name])
     loaded = f"{len(ours) - len(left)} of {len(ours)} tensors are loaded from {source}"
-    if not left:
-        return f"{loaded}."
-    return (
-        f"{loaded}; its classifier has another shape, so these start from random values: {', '.join(left)}."
-    )
-
-
-def _differs(source: Path, how: str) -> ConfigError:
-    return ConfigError(
-        f"init_from={source} holds another network: {how}. Choose the model and model_options it was trained with"
-    )
+    rest = f"; its classifier has another shape, so these start from random values: {', '.join(left)}."
+    return loaded + (rest if left else ".")

@@ -15,20 +15,18 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from protoseam.lab.audit.head import full_factors
-from protoseam.lab.data.links import refuse_link
-from protoseam.lab.engine.answers import answers_on, class_table
+from protoseam.core.covariance import class_moments
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.epoch import audit
-from protoseam.lab.engine.files import StorageError, explain_os_error, read_bounded, write_atomically
-from protoseam.lab.engine.schemas import BOUND, LATENTS, check, check_tensors
+from protoseam.lab.engine.files import StorageError, explain_os_error, write_atomically
+from protoseam.lab.engine.schemas import BOUND, LATENTS, check, read_tensors
+from protoseam.lab.engine.seamfile import Seam, how_unusual
 from protoseam.lab.engine.thumbnails import chosen_rows, contact_sheet
 
 if TYPE_CHECKING:
@@ -42,29 +40,10 @@ _MOST_FILE = 64 * 2**20
 _LARGEST = 60_000.0  # what float16 holds
 
 
-@dataclass(frozen=True)
-class Seam:
-    """Prototypes ``(C, K)`` and covariance factors in any of the shapes of :mod:`protoseam.core.sampling`."""
-
-    prototypes: Tensor
-    factors: Tensor
-
-    def roots(self) -> Tensor:
-        """One factor per class, ``(C, K, K)`` in float64."""
-        return full_factors(self.factors.cpu(), *self.prototypes.shape)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The latent space after one epoch."""
-
-    z: Tensor  # (N, D) float16
-    prototypes: Tensor | None = None  # (C, D) float32
-    roots: Tensor | None = None  # (C, D, D) float16: roots of Σ̃
-    head: Tensor | None = None  # (C, 3): weight and bias of N2 where the seam is a plane
-
-    def bytes(self) -> int:
-        return sum(t.nbytes for t in (self.z, self.prototypes, self.roots, self.head) if t is not None)
+# The latent space after one epoch, by these names: points (N, D) float16; with a seam its prototypes (C, D) float32 and
+# the roots of Σ̃ (C, D, D) float16, and where it is a plane the weight and bias of N2 (C, 3).
+Frame = dict[str, Tensor]
+_FRAME = ("z", "prototypes", "roots", "head")
 
 
 class Latents:
@@ -83,18 +62,20 @@ class Latents:
         """Keep the embeddings of the picture's points after ``epoch``, and thin out where the frames grow too large."""
         K = z_NK.shape[1]
         axes_KD = _narrowed(K)
-        frame = Frame(z=_half(z_NK.double() @ axes_KD))
+        frame = self.frames[epoch] = {"z": _half(z_NK.double() @ axes_KD)}
         if seam is not None:
-            frame = Frame(
-                z=frame.z,
-                prototypes=(seam.prototypes.double().cpu() @ axes_KD).float(),
-                roots=_half(_roots_along(seam.roots(), axes_KD)),
-                head=_plane_head(head, K),
-            )
-        self.frames[epoch] = frame
-        while sum(f.bytes() for f in self.frames.values()) > MOST_BYTES and len(self.frames) > 2:
+            frame["prototypes"] = (seam.prototypes.double().cpu() @ axes_KD).float()
+            frame["roots"] = _half(_roots_along(seam.roots(), axes_KD))
+            if head is not None and K == 2:
+                bias = torch.zeros(len(head.weight)) if head.bias is None else head.bias
+                parts = [t.detach().float().cpu() for t in (head.weight, bias[:, None])]
+                frame["head"] = torch.cat(parts, 1)
+        while len(self.frames) > 2 and self._bytes() > MOST_BYTES:
             for between in sorted(self.frames)[1:-1:2]:
                 del self.frames[between]
+
+    def _bytes(self) -> int:
+        return sum(t.nbytes for frame in self.frames.values() for t in frame.values())
 
     def forget_after(self, epoch: int) -> None:
         """Drop the frames of epochs that are about to be run again."""
@@ -102,24 +83,21 @@ class Latents:
 
     def reduce(self) -> None:
         """Turn all frames into the directions in which the last one's points vary most; ``share`` says how much."""
-        last = self.frames[max(self.frames)]
-        values, vectors = torch.linalg.eigh(torch.cov(last.z.double().T).reshape(last.z.shape[1], -1))
+        z_ND = self.frames[max(self.frames)]["z"].double()
+        values, vectors = torch.linalg.eigh(torch.cov(z_ND.T).reshape(z_ND.shape[1], -1))
         keep = min(DIRECTIONS, len(values))
-        axes_DP, centre_D = vectors.flip(1)[:, :keep], last.z.double().mean(0)
+        axes_DP, centre_D = vectors.flip(1)[:, :keep], z_ND.mean(0)
         if len(values) == 2:  # a plane is shown as it is
             axes_DP, centre_D = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-            values = last.z.double().var(0).flip(0)
+            values = z_ND.var(0).flip(0)
         total = float(values.sum())
         self.rest["share"] = (values.flip(0)[:keep] / (total if total > 0 else 1.0)).float()
-        for epoch, f in self.frames.items():
-            self.frames[epoch] = Frame(
-                z=_half((f.z.double() - centre_D) @ axes_DP),
-                prototypes=None
-                if f.prototypes is None
-                else ((f.prototypes.double() - centre_D) @ axes_DP).float(),
-                roots=None if f.roots is None else _half(_roots_along(f.roots.double(), axes_DP)),
-                head=f.head,
-            )
+        for frame in self.frames.values():
+            frame["z"] = _half((frame["z"].double() - centre_D) @ axes_DP)
+            if "prototypes" in frame:
+                frame["prototypes"] = ((frame["prototypes"].double() - centre_D) @ axes_DP).float()
+            if "roots" in frame:
+                frame["roots"] = _half(_roots_along(frame["roots"].double(), axes_DP))
 
     # ------------------------------------------------------------------ the file
 
@@ -129,10 +107,9 @@ class Latents:
         if self.frames:
             epochs = sorted(self.frames)
             found["epochs"] = torch.tensor(epochs, dtype=torch.int32)
-            for name in ("z", "prototypes", "roots", "head"):
-                parts = [getattr(self.frames[e], name) for e in epochs]
-                if all(part is not None for part in parts):
-                    found[name] = torch.stack(parts).contiguous()
+            for name in _FRAME:
+                if all(name in frame for frame in self.frames.values()):
+                    found[name] = torch.stack([self.frames[e][name] for e in epochs]).contiguous()
         return found
 
     def write(self, run: Path) -> None:
@@ -154,10 +131,9 @@ class Latents:
             return latents
         latents.complete = "share" in found and epoch == epochs  # cut off between this file and the summary
         latents.rest = found if latents.complete else {}
-        names = ("z", "prototypes", "roots", "head")
         for i, kept in enumerate(found["epochs"].tolist() if "epochs" in found else []):
             if kept <= epoch and "share" not in found:
-                latents.frames[kept] = Frame(**{n: found[n][i] for n in names if n in found})
+                latents.frames[kept] = {name: found[name][i] for name in _FRAME if name in found}
         return latents
 
 
@@ -167,34 +143,11 @@ def read_file(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     Raises:
         StorageError: if the file is damaged, or is not what this module writes.
     """
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load
-
-    path = run / FILE
-    refuse_link(path)
-    if not path.exists():
-        return None
-    try:
-        tensors = load(read_bounded(path, _MOST_FILE))
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise StorageError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): remove it, or restore it"
-        ) from error
-    check_tensors(path, tensors, LATENTS)
-    return tensors, check(path, about, BOUND)
+    found = read_tensors(run / FILE, LATENTS, _MOST_FILE)
+    return found and (found[0], check(run / FILE, found[1], BOUND))
 
 
 # ---------------------------------------------------------------------- of a run of the engine
-
-
-def seam_of(run: Run) -> Seam | None:
-    """The prototypes and Σ̃ of a lifted run, else None."""
-    net = run.objective.seam
-    if net is None:
-        return None
-    return Seam(net.prototypes.detach().cpu(), net.covariance.factors.detach().cpu())
 
 
 class LatentsWarning(UserWarning):
@@ -221,7 +174,7 @@ def look(run: Run, latents: Latents) -> None:
         batches = run.data.batches("test", rows)
         z_NK, _, last = through_last_layer(run.deployed(), run.data.num_classes, batches)
         if z_NK is not None:
-            latents.add(run.epoch, z_NK, last, seam_of(run))
+            latents.add(run.epoch, z_NK, last, Seam.of(run.objective.seam))
 
 
 @torch.no_grad()
@@ -242,7 +195,7 @@ def finish(run: Run, latents: Latents, history: list[dict[str, Any]]) -> Tensor:
         if bound is None and len(run.data.validation[1]):
             bound = audit(run)
         pictures = None if run.data.flat else images[rows].cpu()
-        complete(latents, z_AK, logits_AC, labels[rows].cpu(), seam_of(run), pictures, bound)
+        complete(latents, z_AK, logits_AC, labels[rows].cpu(), Seam.of(run.objective.seam), pictures, bound)
     return latents.rest.get("unusual", torch.zeros(0))
 
 
@@ -258,7 +211,7 @@ def complete(
     """Add what only the end knows, and reduce the frames. ``images`` are uint8 ``(A, channels, H, W)``."""
     points_N = evenly(len(y_A), POINTS)
     found = answers_on(z_AK, logits_AC, y_A, seam)
-    latents.rest = {**found, "points": points_N.int()}
+    latents.rest = found | {"points": points_N.int()}
     if z_AK is not None:
         latents.rest |= class_table(z_AK, y_A, logits_AC.shape[1], seam)
     if images is not None:
@@ -272,6 +225,39 @@ def complete(
     latents.about = {} if bound is None else {"bound": bound}
     if latents.frames:
         latents.reduce()
+
+
+def answers_on(z_AK: Tensor | None, logits_AC: Tensor, y_A: Tensor, seam: Seam | None) -> dict[str, Tensor]:
+    """First and second answer with their probabilities, that of the label, and the score of `how_unusual`."""
+    p_AC = logits_AC.double().softmax(1).nan_to_num(0.0)
+    top = p_AC.topk(2, dim=1)
+    return {
+        "label": y_A.int(),
+        "first": top.indices[:, 0].int().contiguous(),
+        "second": top.indices[:, 1].int().contiguous(),
+        "p_first": top.values[:, 0].float().contiguous(),
+        "p_second": top.values[:, 1].float().contiguous(),
+        "p_label": p_AC.gather(1, y_A.long()[:, None])[:, 0].float(),
+        "unusual": how_unusual(z_AK, logits_AC, seam),
+    }
+
+
+def class_table(z_AK: Tensor, y_A: Tensor, num_classes: int, seam: Seam | None) -> dict[str, Tensor]:
+    """Spread of each class's test images around their mean, and its nearest rival with the distance to it.
+
+    The distance is between prototypes, or without a seam between the means of the test images.
+    """
+    count_C, mean_CK, variance_CK = class_moments(z_AK, y_A.long(), num_classes, structure="diagonal")
+    centre_CK = mean_CK if seam is None else seam.prototypes.double().cpu()
+    distance_CC = torch.cdist(centre_CK, centre_CK).fill_diagonal_(torch.inf)
+    if seam is None:  # a class without a test image has no mean
+        distance_CC[:, count_C == 0] = torch.inf
+    distance_C, rival_C = distance_CC.min(1)
+    return {
+        "spread": variance_CK.sum(1).clamp_min(0).sqrt().float(),
+        "rival": rival_C.int(),
+        "distance": distance_C.nan_to_num(0.0, 0.0, 0.0).float(),
+    }
 
 
 def evenly(count: int, most: int) -> Tensor:
@@ -294,13 +280,6 @@ def _roots_along(root_CKK: Tensor, axes_KD: Tensor) -> Tensor:
     part = axes_KD.T @ root_CKK
     values_CD, vectors_CDD = torch.linalg.eigh(part @ part.mT)
     return vectors_CDD * values_CD.clamp_min(0).sqrt()[:, None] @ vectors_CDD.mT
-
-
-def _plane_head(head: nn.Linear | None, K: int) -> Tensor | None:
-    if head is None or K != 2:
-        return None
-    bias = torch.zeros(len(head.weight)) if head.bias is None else head.bias.detach().float().cpu()
-    return torch.cat([head.weight.detach().float().cpu(), bias[:, None]], 1)
 
 
 def _half(t: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 from protoseam.lab.data.names import for_terminal
@@ -25,14 +24,14 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self.quiet and sys.stderr.isatty():
+            from rich.markup import escape
+
             self._bar = _bar(self.rows)
             self._bar.start()
-            self._task = self._bar.add_task(_escaped(self.title), total=self.epochs, completed=self.done)
+            self._task = self._bar.add_task(escape(self.title), total=self.epochs, completed=self.done)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -46,19 +45,15 @@ class Progress:
     def epoch(self, row: dict[str, Any]) -> None:
         self.done = row["epoch"]
         news = _news(row)
-        self.rows[:] = [*self.rows, news][-_SHOWN:]
         if self._bar is not None:
+            self.rows[:] = [*self.rows, news][-_SHOWN:]
             self._bar.update(self._task, completed=self.done)
         elif not self.quiet:
             seconds = (time.monotonic() - self.started) / max(1, self.done - self.first)
-            left = seconds * (self.epochs - self.done)
-            told = "  ".join(
-                f"{name} {value}" for name, value in news.items() if name not in ("epoch", "img/s")
-            )
-            print(
-                f"{self.title}  epoch {self.done}/{self.epochs}  {told}  {news['img/s']} img/s  {left:,.0f} s left",
-                flush=True,
-            )
+            left = f"{news.pop('img/s')} img/s  {seconds * (self.epochs - self.done):,.0f} s left"
+            news["epoch"] += f"/{self.epochs}"
+            told = "  ".join(f"{name} {value}" for name, value in news.items())
+            print(f"{self.title}  {told}  {left}", flush=True)
 
 
 def _news(row: dict[str, Any]) -> dict[str, str]:
@@ -72,12 +67,6 @@ def _news(row: dict[str, Any]) -> dict[str, str]:
     if "prototype_gap_min" in row.get("seam", {}):
         news["nearest prototypes"] = f"{row['seam']['prototype_gap_min']:.3g}"
     return news | {"img/s": f"{row['images_per_second']:,.0f}"}
-
-
-def _escaped(title: str) -> str:
-    from rich.markup import escape
-
-    return escape(title)
 
 
 def _bar(rows: list[dict[str, str]]) -> Any:

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import explain_os_error, write_atomically
 
-NAMES = ("csv", "tensorboard", "wandb", "mlflow")
 _PROJECT = "protoseam"  # of W&B and MLflow; their own environment variables name another
 
 
@@ -42,16 +41,10 @@ def make_logger(name: str, out: Path) -> Logger:
     Raises:
         ConfigError: if there is no such logger, or its package is not installed.
     """
-    kinds: dict[str, Callable[[Path], Logger]] = {
-        "csv": CSVLog,
-        "tensorboard": TensorBoardLog,
-        "wandb": WandbLog,
-        "mlflow": MLflowLog,
-    }
-    if name not in kinds:
-        raise ConfigError(f"there is no logger {name!r}; there are {', '.join(NAMES)}")
+    if name not in LOGGERS:
+        raise ConfigError(f"there is no logger {name!r}; there are {', '.join(LOGGERS)}")
     try:
-        return kinds[name](out)
+        return LOGGERS[name](out)
     except ImportError as error:
         raise ConfigError(f"--logger {name} needs {error.name}: pip install 'protoseam[loggers]'") from error
 
@@ -78,7 +71,12 @@ def reporting(
     try:
         with suppress(NotImplementedError):  # what Fabric's CSVLogger answers
             target.log_hyperparams(_flat(settings, "."))
-        yield lambda row, step: target.log_metrics(_numbers(row), step)
+
+        def report(row: dict[str, Any], step: int) -> None:
+            flat = _flat(row, "/").items()
+            target.log_metrics({name: float(v) for name, v in flat if type(v) in (int, float)}, step)
+
+        yield report
         status = "success"
     finally:
         target.finalize(status)
@@ -90,11 +88,6 @@ def _flat(values: dict[str, Any], between: str) -> dict[str, Any]:
         inner = _flat(value, between) if isinstance(value, dict) else None
         flat |= {name: value} if inner is None else {f"{name}{between}{key}": v for key, v in inner.items()}
     return flat
-
-
-def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    flat = _flat(row, "/")
-    return {name: float(value) for name, value in flat.items() if type(value) in (int, float)}
 
 
 class CSVLog:
@@ -137,12 +130,9 @@ class TensorBoardLog:
         from torch.utils.tensorboard.summary import hparams
 
         plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in params.items()}
-        shown = dict.fromkeys(
-            ("validation_accuracy", "test_accuracy"), 0.0
-        )  # names of scalars; values follow
-        writer = self.writer._get_file_writer()
-        for summary in hparams(plain, shown):
-            writer.add_summary(summary)
+        scalars = {"validation_accuracy": 0.0, "test_accuracy": 0.0}  # their names; values follow
+        for summary in hparams(plain, scalars):
+            self.writer._get_file_writer().add_summary(summary)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         for name, value in metrics.items():
@@ -188,10 +178,8 @@ class MLflowLog:
         found = self.client.get_experiment_by_name(name)
         experiment = self.client.create_experiment(name) if found is None else found.experiment_id
         self.new = not (out / "mlflow-id").exists()
-        self.id = _remembered(
-            out / "mlflow-id",
-            lambda: self.client.create_run(experiment, run_name=out.name).info.run_id,
-        )
+        create = self.client.create_run
+        self.id = _remembered(out / "mlflow-id", lambda: create(experiment, run_name=out.name).info.run_id)
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         for name, value in params.items() if self.new else ():  # MLflow refuses to change them
@@ -214,3 +202,11 @@ def _remembered(file: Path, make: Callable[[], str]) -> str:
         with explain_os_error("the run", file.parent, going_on=""):
             write_atomically(file, make().encode())
     return file.read_text(encoding="utf-8").strip()
+
+
+LOGGERS: dict[str, Callable[[Path], Logger]] = {
+    "csv": CSVLog,
+    "tensorboard": TensorBoardLog,
+    "wandb": WandbLog,
+    "mlflow": MLflowLog,
+}

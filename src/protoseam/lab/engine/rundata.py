@@ -22,7 +22,8 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import is_catalogued, load
 from protoseam.lab.engine.config import ConfigError, RunConfig
 from protoseam.lab.engine.files import explain_os_error, read_json, write_json
-from protoseam.lab.engine.schemas import check_data
+from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.schemas import DATA, check_normalised
 from protoseam.lab.pipeline.resident import Resident
 
 _FILE = "data.json"
@@ -64,7 +65,7 @@ class RunData:
         """Return the record of the run in a directory; None for a run of an earlier version, which has none."""
         if not (run / _FILE).exists():
             return None
-        values = check_data(run / _FILE, read_json(run / _FILE))
+        values = check_normalised(run / _FILE, read_json(run / _FILE), DATA)
         values = {"image_size": None, **values}  # runs of earlier versions have none
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
@@ -85,41 +86,48 @@ class RunData:
 
     def check(self, run: Path, dataset: ArrayDataset) -> list[str]:
         """Return what has changed about the samples; raise ConfigError for other classes or another sample shape."""
-        classes, now = self.classes, list(dataset.classes)
-        if classes != now:
-            if len(classes) != len(now):
-                difference = f"it had {len(classes)} classes and has {len(now)}"
-            else:
-                first = next(i for i, name in enumerate(classes) if name != now[i])
-                difference = f"class {first} was {classes[first]!r} and is {now[first]!r}"
-            raise ConfigError(f"the data for {run} has changed since training ({difference}): {_REMEDY}")
-        if self.sample_shape != list(dataset.input_shape):
+        classes, now, difference = self.classes, list(dataset.classes), ""
+        if len(classes) != len(now):
+            difference = f"it had {len(classes)} classes and has {len(now)}"
+        elif classes != now:
+            first = next(i for i, name in enumerate(classes) if name != now[i])
+            difference = f"class {first} was {classes[first]!r} and is {now[first]!r}"
+        elif self.sample_shape != list(dataset.input_shape):
             difference = f"samples had shape {tuple(self.sample_shape)} and have {dataset.input_shape}"
+        if difference:
             raise ConfigError(f"the data for {run} has changed since training ({difference}): {_REMEDY}")
         changed = []
         for part, then in (("train", self.train), ("test", self.test)):
             images, labels = getattr(dataset, f"{part}_images"), getattr(dataset, f"{part}_labels")
-            if then and len(labels) and then != (is_now := _fingerprint(images, labels)):
-                same = then[0] == is_now[0]
-                changed.append(
-                    f"its {part}ing samples"
-                    + (" are not the same" if same else f" were {then[0]} and are {is_now[0]}")
-                )
+            if then and len(labels) and then != (found := _fingerprint(images, labels)):
+                how = "are not the same" if then[0] == found[0] else f"were {then[0]} and are {found[0]}"
+                changed.append(f"its {part}ing samples {how}")
         return changed
+
+
+def find_data(
+    run: Path, config: RunConfig, remembered: RunData | None, *, test: bool = True
+) -> tuple[ArrayDataset, list[str]]:
+    """Return a run's data, without its test part if ``test`` is False, and what has changed since training."""
+    name, root = remembered.place(config) if remembered else (config.data, config.data_root)
+    dataset = load(name, Path(root) if root else None, image_size=config.image_size)
+    if not test:
+        dataset = dataset.without_test()
+    return dataset, remembered.check(run, dataset) if remembered else []
+
+
+def data_of(run: Path) -> RunData | Resident:
+    """What a run remembers of its data; one of an earlier version remembers nothing, so its data has to be there."""
+    return RunData.read(run) or load_again(run, RunDirectory(run).read_config())
 
 
 def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
     """Load the data of a run for evaluation, normalised as in training; warn if its samples have changed."""
     remembered = RunData.read(run)
-    name, root = remembered.place(config) if remembered else (config.data, config.data_root)
-    dataset = load(name, Path(root) if root else None, image_size=config.image_size)
-    changed = remembered.check(run, dataset) if remembered else []
+    dataset, changed = find_data(run, config, remembered)
     if changed:
-        warnings.warn(
-            f"the data for {run} has changed since training: {'; '.join(changed)}",
-            DataWarning,
-            stacklevel=3,
-        )
+        told = f"the data for {run} has changed since training: {'; '.join(changed)}"
+        warnings.warn(told, DataWarning, stacklevel=3)
     data = Resident(
         dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation, device=device
     )

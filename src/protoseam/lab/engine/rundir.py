@@ -30,6 +30,7 @@ from protoseam.lab.data.cache import sync
 from protoseam.lab.data.links import open_in_place, refuse_links
 from protoseam.lab.engine.config import ConfigError, RunConfig, as_begun, unlike
 from protoseam.lab.engine.files import (
+    GOING_ON,
     StorageError,
     explain_os_error,
     read_bounded,
@@ -59,7 +60,7 @@ def go_on(path: Path) -> str:
 
 
 class RunDirectory:
-    """Open it with :meth:`create` or :meth:`open`; close it (or use ``with``) to release the lock."""
+    """Open it with :meth:`create` or :meth:`claim`; close it (or use ``with``) to release the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +73,8 @@ class RunDirectory:
     def claim(cls, path: Path) -> RunDirectory:
         """Return the locked directory of a run, new or not; raise RunLockedError while another process holds it."""
         run = cls(path)
-        with explain_os_error("the run", path, going_on=""), run._closed_on_error():
+        going_on = GOING_ON if os.path.exists(path / "config.yaml") else ""
+        with explain_os_error("the run", path, going_on), run._closed_on_error():
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 refuse_links(path)
@@ -110,17 +112,6 @@ class RunDirectory:
             write_json(self.path / "env.json", environment(config.device))
             # last: with it the run exists
             write_atomically(self.path / "config.yaml", to_yaml(config).encode())
-
-    @classmethod
-    def open(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
-        """Return the locked directory of an existing run, and its config."""
-        run = cls(path)
-        config = run.read_config()
-        with explain_os_error("the run", path), run._closed_on_error():
-            refuse_links(path)
-            run._acquire()
-            run._sweep_up()
-        return run, config
 
     def _sweep_up(self) -> None:
         """Remove temporary files of a process that was killed while it wrote."""
@@ -202,10 +193,9 @@ class RunDirectory:
 
     # ------------------------------------------------------------------ what a run writes
 
-    def rewind_metrics(self, epoch: int) -> None:
-        """Remove the metrics of epochs after ``epoch``, which are about to be run again."""
-        kept = [row for row in self.read_metrics() if row["epoch"] <= epoch]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Replace the metrics, because later epochs are about to be run again."""
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         with explain_os_error("metrics", self.path):
             write_atomically(self.path / "metrics.jsonl", text.encode())
 
@@ -247,24 +237,18 @@ class RunDirectory:
         file = self.path / "summary.json"
         return check(file, read_json(file), SUMMARY) if file.exists() else None
 
-    def environment_changes(self, device: str) -> list[str]:
-        """Return what differs between the environment in which the run was started and this one."""
-        then, now = self.read_environment(), environment(device)
-        then.pop("resumed", None)
-        keys = sorted(then.keys() | now.keys())
-        return [
-            f"{k}: was {then.get(k, 'not recorded')}, is {now.get(k, 'not recorded')}"
-            for k in keys
-            if (k in then) != (k in now) or then.get(k) != now.get(k)
-        ]
-
-    def note_environment(self, device: str) -> None:
-        """Record that the run goes on in the present environment."""
+    def note_changes(self, device: str) -> list[str]:
+        """Return in what this environment differs from the one in which the run was started, and record it if so."""
         known, now = self.read_environment(), environment(device)
-        resumed = known.setdefault("resumed", [])
-        if not resumed or resumed[-1] != now:
-            resumed.append(now)
-            write_json(self.path / "env.json", known)
+        resumed = known.pop("resumed", [])
+        changes = [
+            f"{k}: was {known.get(k, 'not recorded')}, is {now.get(k, 'not recorded')}"
+            for k in sorted(known.keys() | now.keys())
+            if (k in known) != (k in now) or known.get(k) != now.get(k)
+        ]
+        if changes and resumed[-1:] != [now]:
+            write_json(self.path / "env.json", {**known, "resumed": [*resumed, now]})
+        return changes
 
     def read_environment(self) -> dict[str, Any]:
         file = self.path / "env.json"

@@ -6,6 +6,7 @@ in a `StorageError` that names the file, the field and its value.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from protoseam.lab.data.links import refuse_link
 from protoseam.lab.data.names import printable
-from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.files import StorageError, read_bounded
 
 _LARGEST = 1e300  # larger whole numbers of Python cannot be floats
 _RESTORE = "restore the file, or remove it"
@@ -93,6 +95,10 @@ def words_of(kind: Callable[[str], bool]) -> Kind:
     return Kind("numbers as text", lambda v: isinstance(v, str) and bool(v) and all(map(kind, v.split())))
 
 
+_FINGERPRINT = Kind(
+    "the number of samples and a fingerprint",
+    lambda v: isinstance(v, list) and len(v) == 2 and whole(1).fits(v[0]) and isinstance(v[1], str),
+)
 _PAIR = Kind("two numbers", lambda v: isinstance(v, list) and len(v) == 2 and all(map(number().fits, v)))
 
 
@@ -177,7 +183,7 @@ TOY: Schema = {
     "seeds": whole(1),
     "rows": listed(table(ANY_NUMBER, "sigma", "a_hat_mean", "a_hat_std", "a_star", "slope_mean", "slope")),
 }
-_DATA: Schema = {
+DATA: Schema = {
     "path": nullable(PATH),
     "root": nullable(PATH),
     "classes": listed(NAME, 2),
@@ -185,8 +191,8 @@ _DATA: Schema = {
         "one or three whole numbers from 1 on",
         lambda v: isinstance(v, list) and len(v) in (1, 3) and all(map(whole(1, 10**6).fits, v)),
     ),
-    "train": Kind("the number of samples and a fingerprint", lambda v: _fingerprint(v)),
-    "test": Kind("the number of samples and a fingerprint, or nothing", lambda v: v == [] or _fingerprint(v)),
+    "train": _FINGERPRINT,
+    "test": Kind(f"{_FINGERPRINT.words}, or nothing", lambda v: v == [] or _FINGERPRINT.fits(v)),
     "mean": listed(number(), 1),
     "std": listed(number(1e-30), 1),
     "image_size": optional(nullable(whole(1, 10**6))),
@@ -201,12 +207,6 @@ _STATE: Schema = {
     "optimizer": ANYTHING,
     "average": optional(record({"tensors": table(TENSOR)})),
 }
-
-
-def _fingerprint(value: Any) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and whole(1).fits(value[0]) and isinstance(value[1], str)
-    )
 
 
 def problem(value: Any, schema: Schema) -> str | None:
@@ -233,27 +233,17 @@ def check(path: Path, value: Any, schema: Schema) -> Any:
     return value
 
 
-def check_data(path: Path, value: dict[str, Any]) -> dict[str, Any]:
-    """A run's ``data.json``; mean and deviation are one number per channel or feature."""
-    check(path, value, _DATA)
-    _check_normalisation(path, value, tuple(value["sample_shape"]))
-    return value
-
-
-def check_about_weights(path: Path, value: Any) -> dict[str, Any]:
-    """What a file of weights says of itself: what `ABOUT` asks for, the normalisation, and the network to build."""
-    known: dict[str, Any] = check(path, value, _ABOUT_WEIGHTS)
-    _check_normalisation(path, known, tuple(known["shape"]))
-    return known
-
-
-def _check_normalisation(path: Path, value: dict[str, Any], shape: tuple[int, ...]) -> None:
+def check_normalised(path: Path, value: Any, schema: Schema) -> dict[str, Any]:
+    """The value, as `check` gives it, if mean and deviation are one number per channel or feature."""
+    known: dict[str, Any] = check(path, value, schema)
+    shape = tuple(known["sample_shape" if "sample_shape" in schema else "shape"])
     for name in ("mean", "std"):
-        if len(value[name]) != shape[0]:
+        if len(known[name]) != shape[0]:
             raise StorageError(
-                f"{path}: {name} is {value[name]!r:.80}, and samples of shape {shape} need {shape[0]} numbers: "
+                f"{path}: {name} is {known[name]!r:.80}, and samples of shape {shape} need {shape[0]} numbers: "
                 f"{_RESTORE}"
             )
+    return known
 
 
 def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> str | None:
@@ -313,23 +303,42 @@ SEAM: Mapping[str, Form] = {
     "quantiles": Form(torch.float32, "Q"),
 }
 # what an exported file says of itself
-ABOUT: Schema = {"classes": listed(NAME, 2), "shape": _DATA["sample_shape"]}
-_ABOUT_WEIGHTS: Schema = {
+ABOUT: Schema = {"classes": listed(NAME, 2), "shape": DATA["sample_shape"]}
+ABOUT_WEIGHTS: Schema = {
     **ABOUT,
-    "mean": _DATA["mean"],
-    "std": _DATA["std"],
+    "mean": DATA["mean"],
+    "std": DATA["std"],
     "model": NAME,
     "model_options": ANYTHING,
 }
 BOUND: Schema = {"bound": optional(table(ANY_NUMBER))}
 
 
-def check_tensors(path: Path, tensors: dict[str, Tensor], forms: Mapping[str, Form]) -> None:
-    """Compare a file's tensors with what is written into such a file.
+def read_tensors(path: Path, forms: Mapping[str, Form], most: int) -> tuple[dict[str, Tensor], Any] | None:
+    """The tensors of a safetensors file of at most ``most`` bytes, and its ``about``; None where there is no file.
 
     Raises:
-        StorageError: names the file and the tensor.
+        StorageError: if the file is damaged, or holds other tensors than are written into such a file.
     """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
+    refuse_link(path)
+    if not path.exists():
+        return None
+    try:
+        tensors = load(read_bounded(path, most))
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise StorageError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): remove it, or restore it"
+        ) from error
+    _check_tensors(path, tensors, forms)
+    return tensors, about
+
+
+def _check_tensors(path: Path, tensors: dict[str, Tensor], forms: Mapping[str, Form]) -> None:
     lengths: dict[str, int] = {"2": 2}
 
     def wrong(name: str, why: str) -> StorageError:

@@ -16,24 +16,20 @@ from typing import Any
 import torch
 
 from protoseam.errors import ProtoSeamError
-from protoseam.lab.data.dataset import ArrayDataset
-from protoseam.lab.data.loading import load
 from protoseam.lab.engine import checkpoint
-from protoseam.lab.engine.answers import quantiles
 from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
 from protoseam.lab.engine.cost import metered
-from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarted
+from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarts
 from protoseam.lab.engine.embeddings import embeddings
 from protoseam.lab.engine.epoch import train_epoch
-from protoseam.lab.engine.latents import Latents, finish, look, seam_of
+from protoseam.lab.engine.latents import Latents, finish, look
 from protoseam.lab.engine.log import Progress
 from protoseam.lab.engine.loggers import Logger, reporting
-from protoseam.lab.engine.resuming import load_checkpoint, load_history, warn_of_changes
 from protoseam.lab.engine.run import DivergedError, Run, resolve_device
-from protoseam.lab.engine.rundata import RunData
+from protoseam.lab.engine.rundata import RunData, find_data
 from protoseam.lab.engine.rundir import RunDirectory, go_on
-from protoseam.lab.engine.seamfile import write_seam
+from protoseam.lab.engine.seamfile import Seam, quantiles, write_seam
 
 _MOST_REWINDS = 5
 
@@ -48,6 +44,10 @@ class Interrupted(ProtoSeamError):
 
 class DivergenceWarning(UserWarning):
     """A run diverged and goes on from its last good epoch with a smaller step."""
+
+
+class ResumeWarning(UserWarning):
+    """A run goes on in another environment than it was started in, or something of it is lost."""
 
 
 def resume(
@@ -92,7 +92,7 @@ def train(
     """
     started = time.monotonic()
     config = resolved(config)
-    resuming = resuming or held is not None or restarted()
+    resuming = resuming or held is not None or restarts() > 0
     _set_determinism(config)
     processes = join(resolve_device(config.device))
     with ExitStack() as stack, naming_lost_processes(processes):
@@ -104,7 +104,7 @@ def train(
         if held is not None and not goes_on:
             held.start(config)
         elif held is None and processes.rank == 0:
-            directory = RunDirectory.open(out)[0] if goes_on else RunDirectory.create(out, config)
+            directory = RunDirectory.claim(out) if goes_on else RunDirectory.create(out, config)
             stack.enter_context(directory)
         if goes_on:
             directory.check_config(config)
@@ -142,11 +142,7 @@ class Session:
             raise
         self.latents = Latents(config.epochs)
         if goes_on:
-            if self.writes:
-                warn_of_changes(directory, config.device, changed)
-            self.saved, self.rewinds = load_checkpoint(self.run, directory)
-            self.history = load_history(directory, self.run.epoch, writes=self.writes)
-            self.latents = Latents.resumed(self.out, config.epochs, self.run.epoch)
+            self._go_on(changed)
         if self.run.epoch == 0:
             self.run.start()  # before its state is kept, to which a divergence may lead back
         processes.agree(self.run.epoch, "the last checkpoint's epoch")
@@ -159,11 +155,7 @@ class Session:
         remembered = RunData.read(self.out) if goes_on else None
         if remembered and config.data_root != self.directory.read_config().data_root:
             remembered = dataclasses.replace(remembered, root=None)  # the user has said where it lies now
-        name, root = remembered.place(config) if remembered else (config.data, config.data_root)
-        dataset: ArrayDataset = load(name, Path(root) if root else None, image_size=config.image_size)
-        if not test:
-            dataset = dataset.without_test()
-        changed = remembered.check(self.out, dataset) if remembered else []
+        dataset, changed = find_data(self.out, config, remembered, test=test)
         run = Run(config, dataset, self.processes)
         if remembered:
             remembered.normalise(run.data)
@@ -172,6 +164,32 @@ class Session:
         if self.writes and remembered is None:
             RunData.of(config, dataset, run.data).write(self.out)
         return run, changed
+
+    def _go_on(self, changed: list[str]) -> None:
+        """Load the last checkpoint and the metrics up to it; warn of another environment and ``changed`` data."""
+        directory = self.directory
+        if self.writes and (changes := directory.note_changes(self.config.device)):
+            _warn(
+                "this run was started in another environment, so it may not end bit-identically: "
+                + "; ".join(changes)
+            )
+        if self.writes and changed:
+            _warn(
+                f"the data has changed since this run was started: {'; '.join(changed)}. Training continues with the "
+                "present data"
+            )
+        self.saved, self.rewinds = checkpoint.load_into(self.run, directory.checkpoints)
+        done = self.run.epoch
+        self.history = [row for row in directory.read_metrics() if row["epoch"] <= done]
+        lost = sorted(set(range(1, done + 1)) - {row["epoch"] for row in self.history})
+        if self.writes and lost:
+            _warn(
+                f"{directory.path / 'metrics.jsonl'} is damaged: the lines of {len(lost)} epochs, between {lost[0]} "
+                f"and {lost[-1]}, cannot be read and are left out. Training continues"
+            )
+        if self.writes:
+            directory.write_metrics(self.history)
+        self.latents = Latents.resumed(self.out, self.config.epochs, done)
 
     # ------------------------------------------------------------------ the way to the end
 
@@ -205,9 +223,8 @@ class Session:
             except KeyboardInterrupt:
                 # wherever it came; an unfinished epoch is run again as a whole, and comes out the same
                 raise Interrupted(self._saved_because("interrupted"), by_user=True) from None
-        return (
-            self.result or self._finish()
-        )  # no result: it ended between its last checkpoint and its results
+        # no result: it ended between its last checkpoint and its results
+        return self.result or self._finish()
 
     def opening(self) -> list[str]:
         """Return what a person should know before the first epoch: its steps, and what training starts from."""
@@ -289,7 +306,7 @@ class Session:
         if self.writes:
             score = finish(self.run, self.latents, self.history)
             self.latents.write(self.out)
-            write_seam(self.out, seam_of(self.run), quantiles(score))
+            write_seam(self.out, Seam.of(self.run.objective.seam), quantiles(score))
             self.directory.write_summary(result, deployed.state_dict())
         self.result = result
         return result
@@ -336,13 +353,17 @@ class Session:
         self.run.load_state(self.last_state)
         self.run.slow_down(0.5 * scale / self.run.rate_scale)
         self.last_state.update(rate_scale=self.run.rate_scale, rewinds=self.rewinds)
-        self.history = self.history[: self.run.epoch]
+        self.history = [row for row in self.history if row["epoch"] <= self.run.epoch]
         self.latents.forget_after(self.run.epoch)
         if self.writes:
             # a kill from here on must bring back neither the abandoned epochs nor the old rates
             checkpoint.save(self.directory.checkpoints, self.run.epoch, self.last_state)
-            self.directory.rewind_metrics(self.run.epoch)
+            self.directory.write_metrics(self.history)
         self.saved = self.run.epoch
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, ResumeWarning, stacklevel=6)  # where the user called train or resume
 
 
 @contextmanager

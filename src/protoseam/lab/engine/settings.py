@@ -19,7 +19,7 @@ from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, Ru
 
 _MOST_BYTES, _MOST_DEPTH = 2**16, 20  # what RunConfig needs has 2 KB and 3 levels
 _LARGEST = 1e300
-_SECTIONS: dict[str, type] = {"": RunConfig, "optim": OptimConfig, "lift": LiftConfig}
+_SECTIONS: dict[str, type] = {"optim": OptimConfig, "lift": LiftConfig}
 
 
 class Setting(NamedTuple):
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 def settings() -> dict[str, Setting]:
     """Return every setting by its dotted name (``optim.lr``), from the config's dataclasses and their docstrings."""
     found = {}
-    for section, kind in _SECTIONS.items():
+    for section, kind in {"": RunConfig, **_SECTIONS}.items():
         hints = typing.get_type_hints(kind)
         text = (inspect.getdoc(kind) or "").partition("Args:\n")[2]
         about = {
@@ -62,18 +62,22 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     Raises:
         ConfigError: names the setting that is unknown, with the nearest known one, or whose value is of the wrong kind.
     """
-    parts: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
+    parts: dict[str, dict[str, Any]] = {"": {}}
+    for key, value in dotted(values).items():
+        if key in _SECTIONS:
+            raise ConfigError(f"{key} must be a table of settings, got {value!r:.100}")
+        section, _, last = str(key).rpartition(".")
+        parts.setdefault(section, {})[last] = _checked(key, value)
+    return RunConfig(**parts.pop(""), **{name: _SECTIONS[name](**part) for name, part in parts.items()})
+
+
+def dotted(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in one level: a section's are called ``optim.lr`` and so on."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if key in _SECTIONS and key:
-            if not isinstance(value, dict):
-                raise ConfigError(f"{key} must be a table of settings, got {value!r:.100}")
-            parts[key] |= {name: _checked(f"{key}.{name}", value[name]) for name in value}
-        else:
-            section, _, last = str(key).rpartition(".")
-            parts.setdefault(section, {})[last] = _checked(key, value)
-    return RunConfig(
-        **parts[""], **{name: kind(**parts[name]) for name, kind in _SECTIONS.items() if parts[name] and name}
-    )
+        inside = key in _SECTIONS and isinstance(value, dict)
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if inside else {key: value}
+    return flat
 
 
 def _checked(name: Any, value: Any) -> Any:
@@ -204,9 +208,5 @@ def _load(text: bytes) -> Any:
         return loader(text).get_single_data()
     except ConfigError:
         raise
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: bytes that are no text, 2001-99-99
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no text, or 2001-99-99
         raise ConfigError(f"this is not valid YAML, or more than plain values: {error}") from error

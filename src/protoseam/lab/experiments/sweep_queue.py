@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from protoseam.errors import ProtoSeamError
-from protoseam.lab.engine.background import every
 from protoseam.lab.engine.config import ConfigError
+from protoseam.lab.engine.cost import every
 
 if TYPE_CHECKING:
     from optuna import Study

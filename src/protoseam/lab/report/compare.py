@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from protoseam.lab.engine.config import BESIDE
+from protoseam.lab.engine.settings import dotted
 from protoseam.lab.experiments import paper
 from protoseam.lab.experiments.aggregate import interval
 from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import rounded
-from protoseam.lab.report.single import duration, percent, settings_of
+from protoseam.lab.report.single import duration, percent
 
 _ASIDE = {*BESIDE, "seed", "data_root", "keep_embeddings", "audit_every", "eval_every", "checkpoint_every"}
 _DRAWN = 10  # groups in one chart, as many as there are colours
@@ -35,9 +35,8 @@ class Group:
     def block(self) -> str:
         """Only runs on the same data with the same network are compared."""
         options = ", ".join(f"{k} {v}" for k, v in (self.settings.get("model_options") or {}).items())
-        return (
-            f"{Path(str(self.settings['data'])).name}, {self.settings['model']}{options and f' ({options})'}"
-        )
+        network = f"{self.settings['model']}{options and f' ({options})'}"
+        return f"{Path(str(self.settings['data'])).name}, {network}"
 
     def by_seed(self, what: str) -> dict[int, float]:
         """Percent by seed; of a seed that was run twice, the last."""
@@ -49,7 +48,7 @@ def grouped(runs: Sequence[Gathered]) -> list[Group]:
     """Groups in the order of their first runs, labelled by the settings in which they differ."""
     found: dict[str, Group] = {}
     for run in runs:
-        settings = {k: v for k, v in settings_of(run.config).items() if k not in _ASIDE}
+        settings = {k: v for k, v in dotted(run.config).items() if k not in _ASIDE}
         if settings["data"] in paper.DATASETS and settings["augment"] == "auto":
             settings["augment"] = "paper"  # the same for these images
         if settings["variant"] != "protoseam":  # which has no seam to be set
@@ -105,34 +104,26 @@ def _results(blocks: dict[str, list[Group]], what: str) -> Markup:
     tables = []
     for name, groups in blocks.items():
         reference, rows = _reference(groups), []
-        for group in sorted(groups, key=lambda g: -_mean(g.by_seed(what))):
+        for group in _best_first(groups, what):
             own = group.by_seed(what)
+            mean = _mean(own.values())
             rows.append(
                 [
                     group.label,
                     str(len(group.runs)),
-                    _number(_mean(own)),
+                    "–" if mean is None else f"{mean:.2f}",
                     f"{max(own.values()) - min(own.values()):.2f}" if len(own) > 1 else "–",
                     "reference" if group is reference else _difference(own, reference.by_seed(what)),
-                    duration(_mean_seconds(group)),
+                    duration(_mean(run.seconds for run in group.runs)),
                 ]
             )
-        head = [
-            "Setting",
-            "Runs",
-            f"{what.capitalize()} accuracy, %",
-            "Spread",
-            f"To {reference.label}",
-            "Time per run",
-        ]
-        tables.append(table(name, head, rows, class_="wide"))
-    return section(
-        "results",
-        "Results",
-        *tables,
-        lead="Differences are in points, paired over the seeds that both have, with the 95 % interval of their mean "
-        "(Student's t) in brackets. Spread is the largest minus the smallest.",
+        head = ["Setting", "Runs", f"{what.capitalize()} accuracy, %", "Spread", f"To {reference.label}"]
+        tables.append(table(name, [*head, "Time per run"], rows, class_="wide"))
+    lead = (
+        "Differences are in points, paired over the seeds that both have, with the 95 % interval of their mean "
+        "(Student's t) in brackets. Spread is the largest minus the smallest."
     )
+    return section("results", "Results", *tables, lead=lead)
 
 
 def _difference(own: dict[int, float], reference: dict[int, float]) -> str:
@@ -144,83 +135,54 @@ def _difference(own: dict[int, float], reference: dict[int, float]) -> str:
     return text.replace("-", "−")
 
 
-def _mean(values: dict[int, float]) -> float:
-    return statistics.fmean(values.values()) if values else -math.inf
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return statistics.fmean(found) if found else None
 
 
-def _number(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "–"
-
-
-def _mean_seconds(group: Group) -> float | None:
-    seconds = [run.seconds for run in group.runs if run.seconds is not None]
-    return statistics.fmean(seconds) if seconds else None
+def _best_first(groups: list[Group], what: str) -> list[Group]:
+    return sorted(groups, key=lambda group: _mean(group.by_seed(what).values()) or 0.0, reverse=True)
 
 
 def _charts(blocks: dict[str, list[Group]]) -> Markup:
     lead = "The mean over the seeds of each setting; the first epochs may lie below the picture."
     if any(len(groups) > _DRAWN for groups in blocks.values()):
         lead += f" Of many settings the {_DRAWN} with the highest last validation accuracy are drawn."
-    return section(
-        "compare",
-        "Curves side by side",
-        tag("div", id="compare-grid", class_="grid broad"),
-        short="Side by side",
-        lead=lead,
-    )
+    grid = tag("div", id="compare-grid", class_="grid broad")
+    return section("compare", "Curves side by side", grid, short="Side by side", lead=lead)
 
 
 def _chart(name: str, groups: list[Group]) -> dict[str, Any]:
-    best = sorted(groups, key=lambda g: -_mean(g.by_seed("validation")))[:_DRAWN]
+    best = _best_first(groups, "validation")[:_DRAWN]
     chosen = [group for group in groups if group in best]
     epochs = sorted({row["epoch"] for group in chosen for run in group.runs for row in run.metrics})
     series = {}
     for group in chosen:
         by_epoch: dict[int, list[float]] = {}
-        for run in group.runs:
-            for row in run.metrics:
-                if row["validation_accuracy"] is not None:
-                    by_epoch.setdefault(row["epoch"], []).append(100 * row["validation_accuracy"])
-        series[group.label] = [
-            rounded(statistics.fmean(by_epoch[e])) if e in by_epoch else None for e in epochs
-        ]
-    return {
-        "title": f"Validation accuracy: {name}",
-        "unit": "%",
-        "log": False,
-        "epochs": epochs,
-        "series": series,
-    }
+        for row in (row for run in group.runs for row in run.metrics):
+            if row["validation_accuracy"] is not None:
+                by_epoch.setdefault(row["epoch"], []).append(100 * row["validation_accuracy"])
+        series[group.label] = [rounded(_mean(by_epoch.get(epoch, ()))) for epoch in epochs]
+    title = f"Validation accuracy: {name}"
+    return {"title": title, "unit": "%", "log": False, "epochs": epochs, "series": series}
 
 
 def _settings(groups: list[Group]) -> Markup:
     names = differing(groups)
     if not names:
-        return section(
-            "differing", "Which settings differ", tag("p", "None: the runs differ in the seed alone.")
-        )
+        same = tag("p", "None: the runs differ in the seed alone.")
+        return section("differing", "Which settings differ", same)
     rows = [[g.label, *(_short(g.settings.get(name, "")) for name in names)] for g in groups]
-    return section(
-        "differing",
-        "Which settings differ",
-        table("Settings that differ", ["Setting", *names], rows),
-        short="Differences",
-        lead="All other settings are the same. An empty cell means that the variant does not have the setting.",
-    )
+    shown = table("Settings that differ", ["Setting", *names], rows)
+    lead = "All other settings are the same. An empty cell means that the variant does not have the setting."
+    return section("differing", "Which settings differ", shown, short="Differences", lead=lead)
 
 
 def _list(groups: list[Group], beside: Path | None) -> Markup:
-    rows = [
-        [
-            _linked(run, beside),
-            str(run.config["seed"]),
-            percent(run.test),
-            percent(run.validation),
-            str(len(run.metrics)),
-        ]
-        for group in groups
-        for run in group.runs
-    ]
+    rows = []
+    for run in (run for group in groups for run in group.runs):
+        accuracies = percent(run.test), percent(run.validation)
+        rows.append([_linked(run, beside), str(run.config["seed"]), *accuracies, str(len(run.metrics))])
     return section("runs", "All runs", table("Runs", ["Run", "Seed", "Test", "Validation", "Epochs"], rows))
 
 

@@ -13,8 +13,9 @@ from protoseam.lab.engine.auditing import quick_audit
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig, to_dict
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.files import write_atomically
-from protoseam.lab.engine.latents import Latents, Seam, complete
+from protoseam.lab.engine.latents import Latents, complete
 from protoseam.lab.engine.rundir import environment
+from protoseam.lab.engine.seamfile import Seam
 from protoseam.lab.experiments.demo import (
     DIM,
     PICTURE,
@@ -47,35 +48,22 @@ class DemoPage:
         self.watcher.end(name, test, seconds)
 
     def write(self, results: dict[str, Any], net: ps.Lifted, data: Data, folder: Path) -> Path:
-        """Write the page beside the demo's other files.
-
-        Args:
-            results: as `protoseam.lab.experiments.demo.run` returns them.
-            net: the network with the two-dimensional seam.
-            data: the digits.
-            folder: where to.
-        """
-        runs = [self._gathered(run, results) for run in results["runs"]]
-        path = folder / FILE
+        """Write the page of what `protoseam.lab.experiments.demo.run` returned beside the demo's other files."""
+        runs = []
+        for run in results["runs"]:
+            name = run_name(run["variant"], run["seed"])
+            config = _config(run["variant"], run["seed"], results["config"]["epochs"], DIM, 0.1)
+            runs.append(Gathered(name, config, self.rows[name], _summary(run)))
         detail = self._picture(results, net, data)
         text = page(runs, title="Demo: handwritten digits", detail=detail, beside=folder)
-        write_atomically(path, text.encode())
-        return path
-
-    def _gathered(self, run: dict[str, Any], results: dict[str, Any]) -> Gathered:
-        config = _config(run["variant"], run["seed"], results["config"]["epochs"], DIM, 0.1)
-        return Gathered(
-            name=run_name(run["variant"], run["seed"]),
-            config=to_dict(config),
-            metrics=self.rows[run_name(run["variant"], run["seed"])],
-            summary=_summary(run),
-        )
+        write_atomically(folder / FILE, text.encode())
+        return folder / FILE
 
     @torch.no_grad()
     def _look(self, epoch: int, net: ps.Lifted, data: Data) -> None:
         z, _, last = through_last_layer(net.deploy(), 10, [data.test])
         assert z is not None
-        self.latents.add(epoch, z, last, Seam(net.prototypes.detach(), net.covariance.factors))
+        self.latents.add(epoch, z, last, Seam.of(net))
 
     @torch.no_grad()
     def _picture(self, results: dict[str, Any], net: ps.Lifted, data: Data) -> Gathered:
@@ -85,16 +73,12 @@ class DemoPage:
         z, logits, _ = through_last_layer(plain, 10, [(x, y)])
         levels = ((x - x.min()) / (x.max() - x.min()) * 255).round().to(torch.uint8)
         bound = quick_audit(net, net.embed(data.val[0]), data.val[1], PICTURE_FLOOR, 0, about["epochs"])
-        seam = Seam(net.prototypes.detach(), net.covariance.factors)
-        complete(self.latents, z, logits, y, seam, levels, bound)
+        complete(self.latents, z, logits, y, Seam.of(net), levels, bound)
         return Gathered(
             name="The same digits, a seam of two dimensions",
-            config=to_dict(_config("ProtoSeam", about["seed"], about["epochs"], 2, PICTURE_FLOOR)),
+            config=_config("ProtoSeam", about["seed"], about["epochs"], 2, PICTURE_FLOOR),
             metrics=self.rows[PICTURE],
-            summary={
-                **_summary(results["picture"]),
-                "parameters": sum(p.numel() for p in plain.parameters()),
-            },
+            summary=_summary(results["picture"]) | {"parameters": sum(p.numel() for p in plain.parameters())},
             environment=environment("cpu"),
             classes=[str(c) for c in range(10)],
             latents=self.latents.tensors(),
@@ -104,30 +88,23 @@ class DemoPage:
 
 
 def _summary(run: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "test_accuracy": run["test"] / 100,
-        "validation_accuracy": run["val"] / 100,
-        "seconds": run["seconds"],
-    }
+    test, validation = run["test"] / 100, run["val"] / 100
+    return {"test_accuracy": test, "validation_accuracy": validation, "seconds": run["seconds"]}
 
 
-def _config(variant: Variant, seed: int, epochs: int, dim: int, floor: float) -> RunConfig:
+def _config(variant: Variant, seed: int, epochs: int, dim: int, floor: float) -> dict[str, Any]:
     """The demo's settings in the words of the engine, whose loop it does not use."""
     recipe = RECIPES[variant]
-    return RunConfig(
-        variant={"Baseline": "baseline", "Unlifted": "unlifted", "ProtoSeam": "protoseam"}[variant],  # type: ignore[arg-type]
+    warmup = recipe.warmup * epochs
+    config = RunConfig(
+        variant=variant.lower(),  # type: ignore[arg-type]
         seed=seed,
         epochs=epochs,
         batch_size=recipe.batch_size,
         validation=0.25,
         augment="none",
-        optim=OptimConfig(
-            name="sgd",
-            lr=recipe.lr,
-            weight_decay=recipe.weight_decay,
-            momentum=recipe.momentum,
-            warmup_epochs=recipe.warmup * epochs,
-        ),
+        optim=OptimConfig(recipe.lr, recipe.weight_decay, recipe.momentum, warmup, name="sgd"),
         lift=LiftConfig(dim=dim, floor=floor, draws=1, seam_speed=1.0, bounded=False, refit=False),
         device="cpu",
     )
+    return to_dict(config)

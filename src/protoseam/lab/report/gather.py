@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,8 +78,9 @@ def _at(place: Path) -> list[Gathered]:
         raise ConfigError(f"there is no directory {place}")
     inside = [_from_directory(file.parent) for file in sorted(place.glob("*/config.yaml"))]
     for file in sorted([*place.glob("*.json"), *place.glob("*/*.json")]):
-        if not (file.parent / "config.yaml").exists() and problem(_json(file), _ROW) is None:
-            inside.append(_from_row(file))
+        if not (file.parent / "config.yaml").exists():
+            with suppress(StorageError):  # no file of a run
+                inside.append(_from_row(file))
     if not inside:
         raise ConfigError(
             f"{place} holds no run: neither config.yaml, nor folders with one, nor files of a study"
@@ -85,32 +88,23 @@ def _at(place: Path) -> list[Gathered]:
     return inside
 
 
-def _json(file: Path) -> Any:
-    try:
-        return read_json(file)
-    except StorageError:
-        return None
-
-
 def _from_directory(path: Path) -> Gathered:
     directory = RunDirectory(path)
     config = directory.read_config()
-    summary = directory.read_summary() or {}
+    summary, metrics = directory.read_summary() or {}, directory.read_metrics()
     data = RunData.read(path)
     kept, about = read_file(path) or ({}, {})
     classes = summary.get("classes") or (data.classes if data else [])
     run = Gathered(
         name=path.resolve().name,
         config=to_dict(config),
-        metrics=directory.read_metrics(),
+        metrics=metrics,
         summary=summary,
         environment=directory.read_environment(),
         classes=list(classes),
         data=data,
-        latents=kept
-        if "share" in kept or "label" in kept
-        else {},  # reduced, as a run that has ended leaves it
-        bound=about.get("bound") or _last_audit(directory.read_metrics()),
+        latents=kept if {"share", "label"} & set(kept) else {},  # reduced, as a run that has ended leaves it
+        bound=about.get("bound") or _last_audit(metrics),
         place=path,
     )
     _check_classes(path, run)
@@ -169,4 +163,4 @@ def _with_embeddings(run: Gathered) -> Gathered:
         roots = vectors * values.clamp_min(0).sqrt()[:, None] @ vectors.mT
         latents["prototypes"] = torch.tensor(kept["prototypes"])[None]
         latents["roots"] = roots[None].half()
-    return Gathered(**{**run.__dict__, "latents": latents})
+    return dataclasses.replace(run, latents=latents)

@@ -59,38 +59,27 @@ def page(
     beside: Path | None = None,
 ) -> str:
     """The HTML of one run, or of several compared; ``detail`` is one of several that is shown in full as well."""
-    payload: dict[str, Any] = {}
-    sections: list[Markup] = []
     if len(runs) == 1:
-        detail, name, about = runs[0], title or runs[0].name, headline(runs[0])
-        top = tiles(runs[0])
-    else:
-        name = title or f"{len(runs)} runs"
-        groups = grouped(runs)
-        settings = "setting" if len(groups) == 1 else "settings"
-        about = f"{len(runs)} runs of {len(groups)} {settings}, side by side"
-        sections, payload = comparison_sections(groups, beside)
-        top = Markup("")
+        sections, payload = run_sections(runs[0])
+        return _document(title or runs[0].name, headline(runs[0]), [tiles(runs[0]), *sections], payload)
+    groups = grouped(runs)
+    settings = "setting" if len(groups) == 1 else "settings"
+    about = f"{len(runs)} runs of {len(groups)} {settings}, side by side"
+    sections, payload = comparison_sections(groups, beside)
     if detail is not None:
-        if len(runs) > 1:
-            heading = tag("h1", detail.name, class_="second")
-            sections.append(
-                tag("header", heading, tag("p", headline(detail)), tiles(detail), class_="masthead")
-            )
+        heading = tag("h1", detail.name, class_="second")
+        masthead = tag("header", heading, tag("p", headline(detail)), tiles(detail), class_="masthead")
         own, drawn = run_sections(detail)
-        sections += own
-        payload |= drawn
-    return _document(name, about, top, sections, payload)
+        sections, payload = [*sections, masthead, *own], payload | drawn
+    return _document(title or f"{len(runs)} runs", about, sections, payload)
 
 
-def _document(title: str, about: str, top: Markup, sections: list[Markup], payload: dict[str, Any]) -> str:
+def _document(title: str, about: str, sections: list[Markup], payload: dict[str, Any]) -> str:
     here = files("protoseam.lab.report")
     style = Markup(here.joinpath("page.css").read_text("utf-8"))
     script = "".join(here.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
-    # "<" in a name must not end the element
-    data = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    data = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    data = data.replace("<", "\\u003c")  # "<" in a name must not end the element
     head = [
         Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
@@ -108,7 +97,7 @@ def _document(title: str, about: str, top: Markup, sections: list[Markup], paylo
         tag("a", "Skip to the content", href="#content", class_="skip"),
         masthead,
         tag("nav", tag("ul", id="contents"), aria_label="Sections"),
-        tag("main", top, *sections, id="content"),
+        tag("main", *sections, id="content"),
         tag("footer", tag("p", f"Written by ProtoSeam {__version__}. This file needs nothing else.")),
         Markup('<div id="tip" role="presentation" hidden></div>'),
         Markup(f'<script type="application/json" id="data">{data}</script>'),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from protoseam.lab.engine.config import RunConfig, to_dict
+from protoseam.lab.engine.settings import dotted
 from protoseam.lab.report.gather import Gathered
 from protoseam.lab.report.markup import Markup, section, table, tag
 from protoseam.lab.report.payload import answers_payload, calibration, curves_payload, latent_payload
@@ -56,14 +57,8 @@ def run_sections(run: Gathered) -> tuple[list[Markup], dict[str, Any]]:
         payload["answers"] = answers
         payload["classes"] = [run.class_name(c) for c in range(_class_count(run))]
     if answers is not None and "confusion" in answers:
-        reliability = calibration(run)
-        payload["reliability"] = reliability
-        sections += [
-            _mistakes(run),
-            _classes(run),
-            _reliability(reliability or {}),
-            _images("sheet" in answers),
-        ]
+        found = payload["reliability"] = calibration(run)
+        sections += [_mistakes(run), _classes(run), _reliability(found or {}), _images("sheet" in answers)]
     if {"risk", "bound", *(key for key, *_ in _BOUND)} <= set(run.bound):
         sections.append(_bound(run.bound))
     return [*sections, _about(run)], payload
@@ -105,33 +100,25 @@ def tiles(run: Gathered) -> Markup:
 
 
 def _pairs(shown: list[tuple[str, str]], kind: str) -> Markup:
-    return tag(
-        "ul", *(tag("li", tag("span", name), tag("strong", value)) for name, value in shown), class_=kind
-    )
+    rows = [tag("li", tag("span", name), tag("strong", value)) for name, value in shown]
+    return tag("ul", *rows, class_=kind)
 
 
 def _curves(run: Gathered) -> Markup:
     done, planned = len(run.metrics), run.config["epochs"]
-    unfinished = "" if done >= planned else f" The run has ended {done} of {planned} epochs."
-    return section(
-        "curves",
-        "How it learned",
-        tag("div", id="curve-grid", class_="grid"),
-        short="Curves",
-        lead="One point per epoch. Point at a curve to read its values." + unfinished,
-    )
+    lead = "One point per epoch. Point at a curve to read its values."
+    if done < planned:
+        lead += f" The run has ended {done} of {planned} epochs."
+    grid = tag("div", id="curve-grid", class_="grid")
+    return section("curves", "How it learned", grid, short="Curves", lead=lead)
 
 
 def _latent(run: Gathered, latent: dict[str, Any]) -> Markup:
     kept, count = latent["points"], len(run.latents["label"])
     lifted = "s" in latent
     what = "N1's output" if lifted else "The input of the last layer"
-    lead = (
-        f"{what} for {kept:,} of {count:,} test images"
-        if kept < count
-        else f"{what} for the {count:,} test images"
-    )
-    lead += ", coloured by true class."
+    which = f"{kept:,} of {count:,}" if kept < count else f"the {count:,}"
+    lead = f"{what} for {which} test images, coloured by true class."
     if lifted:
         lead += " Stars are prototypes; an ellipse reaches two deviations of the covariance that N2's samples have."
     if _class_count(run) > 20:
@@ -182,34 +169,23 @@ def _classes(run: Gathered) -> Markup:
             " Spread is the root mean square distance of a class's test images from their mean; distance is from its "
             f"own to the nearest of the other {where}. Where their ratio is small, classes overlap."
         )
-    return section(
-        "classes",
-        "Class by class",
-        table("Test images by class", head, rows, class_="wide"),
-        short="Classes",
-        lead=lead,
-    )
+    shown = table("Test images by class", head, rows, class_="wide")
+    return section("classes", "Class by class", shown, short="Classes", lead=lead)
 
 
 def _bar(share: float) -> Markup:
-    return tag(
-        "span",
-        tag("span", "", class_="fill", style=f"width:{100 * share:.1f}%"),
-        tag("span", percent(share, 1)),
-        class_="bar",
-    )
+    fill = tag("span", "", class_="fill", style=f"width:{100 * share:.1f}%")
+    return tag("span", fill, tag("span", percent(share, 1)), class_="bar")
 
 
 def _reliability(found: dict[str, Any]) -> Markup:
-    return section(
-        "reliability",
-        "Can its probabilities be believed?",
-        tag("div", id="reliability-chart", class_="narrow"),
-        short="Reliability",
-        lead="Test images, sorted by the probability of their answer. A bar that ends on the diagonal is right as "
+    lead = (
+        "Test images, sorted by the probability of their answer. A bar that ends on the diagonal is right as "
         f"often as it says. The mean gap, the expected calibration error, is {percent(found.get('ece'))} over "
-        f"{len(found.get('bins', []))} bins of equal width.",
+        f"{len(found.get('bins', []))} bins of equal width."
     )
+    chart = tag("div", id="reliability-chart", class_="narrow")
+    return section("reliability", "Can its probabilities be believed?", chart, short="Reliability", lead=lead)
 
 
 def _images(pictures: bool) -> Markup:
@@ -231,85 +207,59 @@ def _bound(bound: dict[str, float]) -> Markup:
     rows: list[list[str]] = [
         [name, f"{bound[key]:.4g}", _bar(max(0.0, bound[key] / total)), words] for key, name, words in _BOUND
     ]
-    risk = _bar(min(1.0, bound["risk"] / total))
+    sum_of, risk = f"{bound['bound']:.4g}", _bar(min(1.0, bound["risk"] / total))
     rows += [
-        [
-            "Their sum: the bound",
-            f"{bound['bound']:.4g}",
-            "",
-            "The loss on held-out images cannot exceed it.",
-        ],
+        ["Their sum: the bound", sum_of, "", "The loss on held-out images cannot exceed it."],
         ["Measured loss", f"{bound['risk']:.4g}", risk, "On the validation images, a mean over the classes."],
     ]
     times = f"{bound['bound'] / bound['risk']:.1f} times" if bound["risk"] > 0 else "above"
-    return section(
-        "bound",
-        "What theory promises",
-        table(
-            "The terms of the bound", ["Term", "Loss", "Share of the bound", "In words"], rows, class_="words"
-        ),
-        short="Bound",
-        lead="The loss of the deployed network is at most N2's loss on sampled points plus three terms that say how "
-        "far the sampled points are from the images. The terms are weighted with the steepness of N2's loss. Here the "
-        f"bound is {times} the measured loss.",
+    lead = (
+        "The loss of the deployed network is at most N2's loss on sampled points plus three terms that say how far the "
+        "sampled points are from the images. The terms are weighted with the steepness of N2's loss. Here the bound is "
+        f"{times} the measured loss."
     )
+    head = ["Term", "Loss", "Share of the bound", "In words"]
+    shown = table("The terms of the bound", head, rows, class_="words")
+    return section("bound", "What theory promises", shown, short="Bound", lead=lead)
 
 
-def settings_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings in one level: optim.lr and so on."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if key in ("optim", "lift") else {key: value}
-    return flat
+def changed(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are not the defaults, by their dotted names; where the data lies is not among them."""
+    usual = dotted(to_dict(RunConfig()))
+    return {k: v for k, v in dotted(config).items() if v != usual.get(k) and k != "data_root"}
 
 
 def command_of(config: dict[str, Any]) -> str:
     """The command that trains this run again."""
-    usual = settings_of(to_dict(RunConfig()))
     words = ["protoseam", "train"]
-    for key, value in settings_of(config).items():
-        if value == usual.get(key) or value is None or key == "data_root":
-            continue
-        text = value if isinstance(value, str) else json.dumps(value)
-        words += [f"--{key}", text]
+    for key, value in changed(config).items():
+        if value is not None:
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
     return shlex.join(words)
 
 
 def _about(run: Gathered) -> Markup:
-    usual = settings_of(to_dict(RunConfig()))
+    other = changed(run.config)
     settings = [
-        [name, "none" if value is None else str(value), "" if value == usual.get(name) else "changed"]
-        for name, value in settings_of(run.config).items()
+        [name, "none" if value is None else str(value), "changed" if name in other else ""]
+        for name, value in dotted(run.config).items()
         if name != "data_root"
     ]
     facts = [("Data", _data(run)), ("Training time", duration(run.seconds))]
-    facts += [
-        (name, str(run.environment[key]))
-        for key, name in _ENVIRONMENT.items()
-        if run.environment.get(key) is not None
-    ]
+    known = ((name, run.environment.get(key)) for key, name in _ENVIRONMENT.items())
+    facts += [(name, str(value)) for name, value in known if value is not None]
     if run.summary.get("rate_scale"):
         facts.append(("Learning rates", f"times {run.summary['rate_scale']:g}, after it diverged"))
-    command = tag(
-        "pre",
-        tag("code", run.command or command_of(run.config)),
-        tabindex="0",
-        role="region",
-        aria_label="Command",
-    )
+    command = tag("code", run.command or command_of(run.config))
     heads = ["Setting", "Value", "Against the default"]
     return section(
         "about",
         "What was trained, and how",
         tag("h3", "To repeat it"),
-        command,
+        tag("pre", command, tabindex="0", role="region", aria_label="Command"),
         tag("h3", "Data and environment"),
         _pairs(facts, "facts"),
-        tag(
-            "details",
-            tag("summary", f"All {len(settings)} settings"),
-            table("Settings", heads, settings),
-        ),
+        tag("details", tag("summary", f"All {len(settings)} settings"), table("Settings", heads, settings)),
         short="Settings",
     )
 
