@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,16 @@ def test_each_format_answers_as_the_run_does(
     environment = json.loads((run / "env.json").read_text())
     for said in (f"| Test accuracy | {100 * accuracy:.2f} % |", "| Seed | 42 |", environment["commit"]):
         assert said in card
+
+
+def test_exported_programs_name_no_file_of_this_machine(vit: tuple[Path, float], tmp_path: Path) -> None:
+    """torch keeps a stack trace for each operation, with the paths of the sources that were traced."""
+    here = str(Path(exporting.__file__).parent).encode()
+    for name in ("net.pt2", "net.onnx"):
+        exporting.export(vit[0], tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "net.pt2") as archive:
+        parts = [archive.read(member) for member in archive.namelist()]
+    assert not any(here in part for part in [*parts, (tmp_path / "net.onnx").read_bytes()])
 
 
 def test_a_run_without_data_json_is_read_from_its_data(vit: tuple[Path, float], tmp_path: Path) -> None:

@@ -182,7 +182,12 @@ def _read(run: Path) -> tuple[nn.Module, About]:
 def _program(network: nn.Module, about: About) -> torch.export.ExportedProgram:
     example = torch.rand(2, *about.shape)
     batch = torch.export.Dim("batch")
-    return torch.export.export(_FromInputs(network, about).eval(), (example,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(
+        _FromInputs(network, about).eval(), (example,), dynamic_shapes=({0: batch},)
+    )
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names the source files of this machine
+    return program
 
 
 def pt2_bytes(network: nn.Module, about: About) -> bytes:
