@@ -16,7 +16,7 @@ demo: $(STAMP)  ## Baseline, Unlifted and ProtoSeam on the digits, on a CPU
 	$(BIN)/protoseam demo
 
 test: lint types  ## every check and every test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 docs: $(STAMP)  ## the documentation site, into build/site
 	$(BIN)/python docs/build.py

@@ -103,7 +103,7 @@ def generator() -> torch.Generator:
         ({"sampler": SubsetRandomSampler(range(20), generator=generator())}, 20),
         ({"sampler": WeightedRandomSampler(torch.ones(N), 30, generator=generator())}, 30),
     ],
-    ids=str,
+    ids=["shuffled", "by a generator", "whole batches", "a subset", "weighted"],
 )
 def test_a_sweep_leaves_the_order_as_it_was(options: dict[str, Any], samples: int) -> None:
     loader = DataLoader(data(), batch_size=8, **options)
