@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from protoseam.core.covariance import class_moments, factorize
-from protoseam.lab.audit import FULL, QUICK, audit_seam, linear_head
+from protoseam.lab.audit import FULL, QUICK, audit_seam, audited_head
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import OptimConfig, RunConfig
@@ -130,7 +131,9 @@ def part_embeddings(device: torch.device) -> dict[str, Any]:
     y_N = torch.arange(N) % C
     z_NK = s_CK[y_N] + 0.3 * torch.randn(N, K, generator=generator)
     factors, _ = factorize(class_moments(z_NK, y_N, C)[2], 0.1)
-    head = linear_head(s_CK.to(device), None)
+    linear = nn.Linear(*s_CK.T.shape, bias=False)
+    linear.weight = nn.Parameter(s_CK.to(device))
+    head = audited_head(linear)
     z_NK, y_N, s_CK, factors = (t.to(device) for t in (z_NK, y_N, s_CK, factors))
 
     def audit(settings: Any) -> Callable[[], Any]:

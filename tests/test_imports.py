@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +56,24 @@ def test_imports_go_one_way(room: str, others: set[str]) -> None:
 )
 def test_the_reader_of_imports(source: str, found: set[str]) -> None:
     assert rooms.imported(source, "protoseam.core.objective") == found
+
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [path for folder in ("benchmarks", "torture") for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_import_names_that_exist(script: Path) -> None:
+    """Most benchmarks run on a device or for an hour, so nothing else here would notice a name that is gone."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        module = node.module if isinstance(node, ast.ImportFrom) else None
+        if module is None or not module.startswith("protoseam") or module.endswith("kernels"):
+            continue
+        for alias in node.names:
+            name = f"{module}.{alias.name}"
+            assert hasattr(importlib.import_module(module), alias.name) or importlib.util.find_spec(name), (
+                name
+            )
 
 
 TRAIN_WITH_NOTHING_ELSE = """
