@@ -66,6 +66,15 @@ def test_verify_finds_the_decoded_copy_of_an_image_folder(tmp_path: Path) -> Non
     assert found.detail == "every SHA-256 matches its manifest"
 
 
+def test_verify_finds_the_decoded_copy_of_images_that_were_resized(tmp_path: Path) -> None:
+    root, folder = tmp_path / "root", _one_folder(tmp_path, 50)
+    load(str(folder), root, image_size=5)
+    found, loaded = verify(str(folder), root, image_size=5).findings
+    assert found.detail == "every SHA-256 matches its manifest"
+    assert "of 5×5×3" in loaded.detail
+    assert len(verify(str(folder), root).findings) == 1  # at their own size there is no copy yet
+
+
 def test_what_a_dead_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
     young, old = tmp_path / "root" / "cache" / ".writing-1", tmp_path / "root" / "cache" / ".writing-2"
     for leftover, age in ((young, 23 * 3600), (old, 25 * 3600)):

@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = "hash the files again, and load the data set"
     verify = actions.add_parser("verify", parents=[shared], help=again)
     verify.add_argument("name", help="a name that `protoseam data list` shows, or a path")
+    size = "as for train: the size to which images of different sizes are resized and cropped"
+    verify.add_argument("--image_size", type=int, metavar="PIXELS", help=size)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return _list(root, args.json)
     if args.data_action == "get":
         return _get(args.name, root, args.sha256, args.json)
-    return _verify(args.name, root, args.json)
+    return _verify(args.name, root, args.image_size, args.json)
 
 
 def _list(root: Path, as_json: bool) -> int:
@@ -119,10 +121,12 @@ def _get(name: str, root: Path, sha256: str | None, as_json: bool) -> int:
     return 0
 
 
-def _verify(name: str, root: Path, as_json: bool) -> int:
+def _verify(name: str, root: Path, image_size: int | None, as_json: bool) -> int:
+    from protoseam.lab.cli.parser import at_least_one
     from protoseam.lab.data.loading import verify
 
-    result = verify(name, root)
+    at_least_one("image_size", image_size)
+    result = verify(name, root, image_size=image_size)
     if as_json:
         findings = [dataclasses.asdict(finding) for finding in result.findings]
         _print_json({**_summary(result.dataset), "ok": result.ok, "findings": findings})

@@ -267,8 +267,8 @@ class Verification:
         return all(finding.ok for finding in self.findings)
 
 
-def verify(name_or_path: str, root: Path | None = None) -> Verification:
-    """Check a data set's source files and decoded copy, and load it.
+def verify(name_or_path: str, root: Path | None = None, *, image_size: int | None = None) -> Verification:
+    """Check a data set's source files and decoded copy, and load it; ``image_size`` as for :func:`load`.
 
     Raises:
         DataError: if it cannot be loaded at all.
@@ -287,7 +287,8 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
         kind = format_of(tree)
     folder = None
     if tree is not None:
-        folder = cache.folder_of(root, entry.name if entry else path_name(path), stamp_of(tree, kind))
+        stamp = stamp_of(tree, kind, None if entry else image_size)  # a set by name is decoded as it is
+        folder = cache.folder_of(root, entry.name if entry else path_name(path), stamp)
     elif entry is not None:
         folder = cache.newest(root, entry.name)
     if folder is not None and folder.exists():
@@ -299,7 +300,7 @@ def verify(name_or_path: str, root: Path | None = None) -> Verification:
             findings.append(Finding(str(folder), True, f"was damaged ({damage}); rebuilt from its source"))
         else:
             findings.append(Finding(str(folder), False, f"{damage}, and its source is gone: get it again"))
-    dataset = load(name_or_path, root)
+    dataset = load(name_or_path, root, image_size=image_size)
     findings.append(Finding(dataset.name, True, f"loads: {describe(dataset)}"))
     return Verification(dataset, tuple(findings))
 
