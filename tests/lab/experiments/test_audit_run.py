@@ -8,9 +8,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from protoseam.errors import DataWarning
 from protoseam.lab.audit import QUICK, AuditSettings
 from protoseam.lab.cli.main import main
 from protoseam.lab.data.loading import load
@@ -146,6 +148,19 @@ def test_an_audit_changes_nothing_of_the_run() -> None:
     assert all(torch.equal(a[name], b[name]) for name in b)
     again = Run(config(audit_every=1), data)
     assert [train_epoch(again)["audit"] for _ in range(2)] == [row["audit"] for row in rows]
+
+
+def test_where_validation_rounds_to_no_sample_there_is_no_audit() -> None:
+    data = load("digits")
+    rows = np.concatenate([np.flatnonzero(data.train_labels == c)[:4] for c in range(10)])
+    few = dataclasses.replace(
+        data, train_images=data.train_images[rows], train_labels=data.train_labels[rows]
+    )
+    with pytest.warns(DataWarning, match="no audit"):
+        run = Run(config(audit_every=1, batch_size=8, lift=LiftConfig(dim=2)), few)
+    row = train_epoch(run)
+    assert "audit" not in row
+    assert row["validation_accuracy"] is None
 
 
 LIFTS: dict[str, dict[str, Any]] = {

@@ -114,12 +114,12 @@ def _sweep_size(run: Run) -> int:
 
 @torch.no_grad()
 def audit(run: Run) -> dict[str, float] | None:
-    """Return the theory's quick audit of a lifted run on its validation data; None for a run without a seam.
+    """Return the theory's quick audit of a lifted run on its validation data; None without a seam or such data.
 
     The audit draws from a stream of its own, so the run goes on as if it had not been audited. The prototypes and Σ̃
     are those that the next epoch starts from.
     """
-    if run.objective.seam is None:
+    if run.objective.seam is None or not len(run.data.validation[1]):
         return None
     with run.averaged():
         z, y = _embedded(run, run.data.batches("validation"))

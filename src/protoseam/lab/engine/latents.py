@@ -192,8 +192,7 @@ def finish(run: Run, latents: Latents, history: list[dict[str, Any]]) -> Tensor:
         batches = run.data.batches("test", rows)
         z_AK, logits_AC, _ = through_last_layer(run.deployed(), run.data.num_classes, batches)
         bound = history[-1].get("audit") if history else None
-        if bound is None and len(run.data.validation[1]):
-            bound = audit(run)
+        bound = audit(run) if bound is None else bound
         pictures = None if run.data.flat else images[rows].cpu()
         complete(latents, z_AK, logits_AC, labels[rows].cpu(), Seam.of(run.objective.seam), pictures, bound)
     return latents.rest.get("unusual", torch.zeros(0))

@@ -87,7 +87,7 @@ class Resident:
         if validation and not len(held):
             warnings.warn(
                 f"validation={validation:g} of each class of {dataset.name} rounds to no sample: there is no "
-                "validation accuracy. Raise it, or set it to 0",
+                "validation accuracy, and no audit. Raise it, or set it to 0",
                 DataWarning,
                 stacklevel=2,
             )
