@@ -38,6 +38,7 @@ class GradientBounds:
         self.curvature: Tensor | None = None  # of the last batch, in the weights of N1's last Linear
         # Since the gradients were zeroed: what was applied to N1's and N2's, the mean consensus term and curvature
         # behind them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
+        self.used = False
         self._applied: tuple[Tensor | float, Tensor | float] | None = None
         self._loss: Tensor | None = None
         self._curvature: Tensor | None = None
@@ -110,7 +111,7 @@ class GradientBounds:
         s_CK = net.prototypes.grad
         if s_CK is not None and self.seam_lr > 0:
             s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
-        self._applied = body, head
+        self._applied, self.used = (body, head), True
 
     def _halves(self, net: LiftedNetwork) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The parameters of N1 and N2, listed again if they are other ones than before."""

@@ -23,6 +23,8 @@ def accepted_names(model: nn.Module) -> frozenset[str] | None:
 
 def call(model: nn.Module, x: Any, names: frozenset[str] | None) -> Any:
     """``model(x)``, or ``model(**x)`` for a dict whose keys the forward accepts; ``.logits`` of an output object."""
+    if isinstance(x, Mapping) and not x.keys().isdisjoint(LABEL_KEYS):  # N1 has no use for them
+        x = {name: part for name, part in x.items() if name not in LABEL_KEYS}
     by_name = isinstance(x, Mapping) and (names is None or names.issuperset(x))
     output = model(**x) if by_name else model(x)
     if isinstance(output, Tensor | fx.Proxy):  # a proxy: the model is being traced
@@ -49,7 +51,21 @@ def inputs_and_labels(batch: Any, what: str) -> tuple[Any, Any]:
             f"{what} needs a loader whose batches begin with (inputs, labels), but they begin with an index or "
             "a label: leave it out, as in [(x, y) for _, x, y in loader]"
         )
+    if len(batch) > 2 and not _targets(batch[1]) and any(map(_targets, batch[2:])):
+        raise ArgumentTypeError(
+            f"{what} takes the second of the {len(batch)} parts of a batch for the labels, and it has none. Yield "
+            "(inputs, labels, …), and several inputs as a dict: ({'a': a, 'b': b}, labels)"
+        )
     return batch[0], batch[1]
+
+
+def _targets(part: Any) -> bool:
+    """Whether a part of a batch may be its labels, or probabilities of classes."""
+    if not isinstance(part, Tensor):
+        return not hasattr(part, "shape")  # a list of numbers, perhaps
+    if part.is_floating_point():
+        return part.ndim == 2 and bool((part >= 0).all()) and bool(((part.sum(1) - 1).abs() < 1e-2).all())
+    return part.ndim == 1
 
 
 def _index_first(batch: Any) -> bool:

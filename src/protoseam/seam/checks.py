@@ -22,13 +22,16 @@ from protoseam.seam.guards import (
     check_terms,
     hard_labels,
     refuse_sharded,
+    report_floors,
     warn,
     warn_about_data,
+    without_bounds,
 )
 from protoseam.seam.processes import world_size
 from protoseam.seam.split import evaluating
 
 if TYPE_CHECKING:
+    from protoseam.seam.estimator import Refreshed
     from protoseam.seam.network import LiftedNetwork
     from protoseam.seam.terms import Terms
 
@@ -54,6 +57,7 @@ class TrainingChecks:
         self._last_total: Tensor | None = None
         self._since_progress = self._since_refresh = 0  # samples that the objective has seen
         self._steps = 0  # of this epoch
+        self._modes: set[bool] = set()  # of the network in this epoch's steps: train mode or not
         self._said: set[str] = set()
 
     def leave(self) -> None:
@@ -101,6 +105,8 @@ class TrainingChecks:
         check_batch(z_BK, y, net.dim, net.num_classes, values=z_BK.device.type == "cpu")
         if y.is_floating_point() and (labels := hard_labels(y)) is not None:
             y = labels
+        if torch.is_grad_enabled() and self._own:
+            self._modes.add(net.training)
         if net.training and torch.is_grad_enabled():
             self.trained_on.add("mixed" if y.is_floating_point() else "hard")
             if self._own:
@@ -129,10 +135,11 @@ class TrainingChecks:
                 "'for epoch in net.epochs(loader, epochs):', which makes these calls",
             )
 
-    def after_step(self, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
+    def after_step(self, net: LiftedNetwork, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         """Check that the terms are finite: now on a CPU, between epochs elsewhere."""
         if self._own and y_B.device.type == "cpu":
-            check_terms({k: v for k, v in terms._asdict().items() if k != "total"}, z_BK, y_B)
+            parts = {k: v for k, v in terms._asdict().items() if k != "total"}
+            check_terms(parts, z_BK, y_B, without_bounds(net))
         elif self._own:
             self._last_total = terms.total.detach()
 
@@ -143,7 +150,7 @@ class TrainingChecks:
         if self._last_total is not None and not math.isfinite(float(self._last_total)):
             raise SeamError(
                 "the objective is not finite: training has diverged. Lower the learning rate, clip gradients, or let "
-                "ρ grow more slowly (a longer schedule, a smaller rho_max)"
+                f"ρ grow more slowly (a longer schedule, a smaller rho_max){without_bounds(net)}"
             )
 
     def progressed(self, rho: float, before: float, epoch: int, epochs: int, bounded: bool) -> None:
@@ -173,6 +180,13 @@ class TrainingChecks:
     def refreshed(self, net: LiftedNetwork) -> None:
         """An epoch has ended: judge how far training has come."""
         self._since_refresh = 0
+        if self._modes == {False}:
+            self._say(
+                "mode",
+                "this epoch's steps were taken in eval mode, in which dropout and batch statistics rest and the spread "
+                "of the classes is not followed: call net.train() before each epoch's batches",
+            )
+        self._modes.clear()
         if 0 < self._steps < _FEW_STEPS:
             self._say(
                 "steps",
@@ -181,7 +195,8 @@ class TrainingChecks:
             )
         epoch, epochs = (int(v) for v in net.progress)
         late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
-        if self._own and late and net.num_classes <= _MOST_CLASSES and not {"near", "head"} <= self._said:
+        idle = self._guard.idle or net.num_classes > _MOST_CLASSES
+        if self._own and late and not idle and not {"near", "head"} <= self._said:
             with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
                 self._judge(net, f"after epoch {epoch + 1} of {epochs}")
 
@@ -217,6 +232,11 @@ class TrainingChecks:
                 f"with a mean confidence of {100 * sure:.0f} %, where a linear discriminant would get "
                 f"{100 * best:.0f} %: {why}, or set N2 in closed form: net.refit_head()",
             )
+
+    def floors(self, net: LiftedNetwork, found: Refreshed) -> None:
+        """Say once that covariances outgrow their floor."""
+        if message := report_floors(found.floor, found.floor_used):
+            self._say("floor", message + without_bounds(net))
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:

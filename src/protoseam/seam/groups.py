@@ -33,6 +33,11 @@ def parameter_groups(
     prototype_weight_decay: float | None,
 ) -> list[dict[str, Any]]:
     """Named groups, without the settings that were not given; ``last`` is the Linear that ends N1."""
+    given = {"lr": lr, "weight_decay": weight_decay, "seam_lr": seam_lr, "body_lr": body_lr}
+    given |= {"prototype_lr": prototype_lr, "prototype_weight_decay": prototype_weight_decay}
+    for name, value in given.items():
+        if value is not None and not value >= 0:
+            raise ArgumentError(f"{name} must not be negative, got {value}")
     seam_lr = SEAM_SPEED * lr if seam_lr is None else seam_lr
     s_lr = seam_lr if prototype_lr is None else prototype_lr
 

@@ -119,18 +119,18 @@ def refuse_sharded(net: nn.Module) -> None:
         )
 
 
-def check_terms(terms: dict[str, Tensor], z_BK: Tensor, y_B: Tensor) -> None:
-    """Name the term that is not finite and, where embeddings are to blame, their class."""
+def check_terms(terms: dict[str, Tensor], z_BK: Tensor, y_B: Tensor, more: str) -> None:
+    """Name the term that is not finite and, where embeddings are to blame, their class; ``more`` ends the sentence."""
     bad = [name for name, value in terms.items() if not torch.isfinite(value)]
     if bad:
-        check_embeddings(z_BK, y_B, f"the {' and '.join(bad)} term")
+        check_embeddings(z_BK, y_B, f"the {' and '.join(bad)} term", more)
         raise SeamError(
             f"the {' and '.join(bad)} term is not finite although the embeddings are: prototypes or head have "
-            "diverged. Lower the learning rate, or let ρ grow more slowly"
+            f"diverged. Lower the learning rate, or let ρ grow more slowly{more}"
         )
 
 
-def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
+def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str, more: str = "") -> None:
     """Refuse embeddings that are not finite, and name their classes."""
     # a sum shows any NaN or infinity among its terms, and needs no mask as large as the embeddings
     bad_N = ~z_NK.sum(1, dtype=torch.float64).isfinite()
@@ -140,7 +140,7 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str) -> None:
             f"N1 returned non-finite embeddings in {where}: {int(bad_N.sum())} of {len(z_NK)} samples, "
             f"class {name_some(classes)}. Look for NaN in their inputs first, and drop or fill those. If there is "
             "none, training diverges (the consensus curvature grows with lr·ρ·‖features‖²): lower the learning rate, "
-            "clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max)"
+            f"clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max){more}"
         )
 
 
@@ -183,7 +183,33 @@ def warn_about_data(z_NK: Tensor, count_C: Tensor, dim: int, structure: str, flo
         )
 
 
-def report_floors(floor: Tensor, floor_used: Tensor) -> None:
+def warn_other_labels(batch: Any) -> None:
+    """The batches have further parts, and one of them looks like class labels as much as the second does."""
+    if not isinstance(batch, list | tuple) or len(batch) < 3 or not isinstance(batch[1], Tensor):
+        return
+    most = int(batch[1].max()) if batch[1].ndim == 1 and len(batch[1]) else -1
+    for place, part in enumerate(batch[2:], 3):
+        whole = isinstance(part, Tensor) and part.dtype in (torch.int64, torch.int32) and part.ndim == 1
+        if whole and len(part) == len(batch[1]) and 0 < int(part.max()) <= most and int(part.min()) >= 0:
+            warn(
+                f"the batches have {len(batch)} parts, and not only the second but also part {place} looks like class "
+                "labels. The sweeps of net.epochs take the second: if that is something else, yield "
+                "(inputs, labels, …) in this order"
+            )
+
+
+def without_bounds(net: Any) -> str:
+    """A sentence about limits of the gradients that are not in force, or nothing."""
+    if net._bounds is None:
+        return ". Nothing bounds the gradients: build the optimizer from net.param_groups(lr=…), which does"
+    if not net._bounds.used:
+        return (
+            ". Nothing bounds the gradients: the limits act in the backward of net.objective(…).total alone"
+        )
+    return ""
+
+
+def report_floors(floor: Tensor, floor_used: Tensor) -> str | None:
     """Name the classes whose covariance could not be factored with the floor asked for."""
     damaged = floor_used.isnan().nonzero().flatten().tolist()
     if damaged:
@@ -194,11 +220,12 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> None:
         )
     raised = (floor_used > floor * (1 + 1e-9)).nonzero().flatten().tolist()
     if raised:
-        warn(
+        return (
             f"the covariance of class {name_some(raised)} is too large for the floor {float(floor):.3g}, which was "
             f"raised to up to {float(floor_used[raised].max()):.3g}: embeddings are growing. Lower the learning "
             "rate, or add weight decay"
         )
+    return None
 
 
 def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[str] | None) -> Tensor:
@@ -212,9 +239,10 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
         if isinstance(x, Tensor) or seen:
             raise
         keys = f" with the keys {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
+        change = "rename the keys" if keys else "give it a dict instead"
         raise ArgumentTypeError(
             f"{type(n1).__name__} cannot be called with a {type(x).__name__}{keys} ({error}). A dict is passed by name "
-            "if the forward has arguments of these names, else as one argument: rename the keys, or wrap the model "
+            f"if the forward has arguments of these names, all else as one argument: {change}, or wrap the model "
             "in a module whose forward(self, inputs) calls it"
         ) from error
     except RuntimeError as error:
@@ -256,6 +284,7 @@ class StepGuard:
         self.snapshot: tuple[Tensor, Tensor] | None = None
         self.steps = 0  # since the last look between epochs
         self.moved = False  # the prototypes, in any epoch so far
+        self.idle = False  # the last epoch moved neither them nor the head
 
     def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
         """Called before each objective in training."""
@@ -287,11 +316,13 @@ class StepGuard:
         before, self.snapshot = self.snapshot, (prototypes.detach().clone(), other.detach().clone())
         if before is None or before[0].device != prototypes.device:
             return
+        self.idle = False
         if not torch.equal(before[0], prototypes):
             self.moved = True
             return
         if torch.equal(before[1], other):
             if steps >= _PATIENCE:
+                self.idle = True
                 warn(
                     f"{steps} batches of this epoch moved neither the head nor the prototypes. ps.lift copies the "
                     "model, so an optimizer on the original one trains nothing: give it net.param_groups(lr=…). If it "

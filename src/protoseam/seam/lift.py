@@ -61,6 +61,8 @@ def lift(
     if not isinstance(model, tuple | nn.Module):
         raise ArgumentTypeError(f"lift takes a model (nn.Module) or two halves (n1, n2), got {model!r:.100}")
     refuse_meta(model)
+    if isinstance(model, Lifted):
+        raise ArgumentError("the model is lifted already: train it as it is, or lift net.deploy(fold=True)")
     if isinstance(model, tuple):
         _check_halves(model, at)
         return _sized(*model, dim, num_classes, probe, allow_relu, options)

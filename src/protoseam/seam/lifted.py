@@ -25,7 +25,6 @@ from protoseam.seam.guards import (
     check_embeddings,
     check_labels,
     refuse_sharded,
-    report_floors,
     warn_collapse,
 )
 from protoseam.seam.loop import each_epoch
@@ -215,7 +214,7 @@ class Lifted(LiftedNetwork):
             if found.count_C is not None:
                 self.class_count.copy_(found.count_C)
                 self._checks.counted = True
-            report_floors(found.floor, found.floor_used)
+            self._checks.floors(self, found)
         if z_NK is not None:
             self._checks.look(self, z_NK, self.class_count)
         self._checks.refreshed(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from protoseam.errors import ArgumentError, ArgumentTypeError
@@ -15,6 +16,11 @@ def each_epoch(
     net: Lifted, loader: Iterable[Any], epochs: int, start: int, looked_at: Iterable[Any]
 ) -> Iterator[int]:
     """See :meth:`Lifted.epochs`."""
+    if not isinstance(epochs, Integral) or not isinstance(start, Integral):
+        raise ArgumentTypeError(
+            f"net.epochs(loader, epochs) takes the data first and then a whole number of epochs, got {loader!r:.60} "
+            f"and {epochs!r:.60}{f', start={start!r}' if start else ''}"
+        )
     if not 0 <= start <= epochs or epochs < 1:
         raise ArgumentError(f"need 0 ≤ start ≤ epochs and epochs ≥ 1, got start={start}, epochs={epochs}")
     for data in (loader, looked_at):

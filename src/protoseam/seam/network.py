@@ -30,7 +30,7 @@ from protoseam.seam.guards import (
     check_output,
     first_output,
 )
-from protoseam.seam.options import ClassWeights, Options, checked, takes_options
+from protoseam.seam.options import OPTIONS, ClassWeights, Options, checked, takes_options
 from protoseam.seam.prototypes import first_prototypes
 from protoseam.seam.state import KeepsState
 from protoseam.seam.terms import Terms
@@ -80,10 +80,19 @@ class LiftedNetwork(KeepsState):
             raise ArgumentTypeError(
                 f"covariance must be an estimator such as ps.ExactCovariance(floor=0.1), got {covariance!r}"
             )
+        if not isinstance(init, str | Tensor):
+            raise ArgumentTypeError(
+                f"init must be {OPTIONS['init'].bounds} or a (classes, width) tensor, got a {type(init).__name__}"
+            )
         if schedule is not None and (isinstance(schedule, type) or not callable(schedule)):
             raise ArgumentTypeError(
                 f"schedule must be a schedule such as ps.SineAnneal(1, 16), got {schedule!r}"
             )
+        for half in (n1, n2):
+            if (
+                not half.training
+            ):  # from_pretrained and deploy give eval mode, but a new module is in train mode
+                half.train()
         self.n1, self.n2, self.num_classes, self.dim = n1, n2, num_classes, dim
         self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer
         self.schedule: Schedule = SineAnneal() if schedule is None else schedule
@@ -156,7 +165,7 @@ class LiftedNetwork(KeepsState):
             y = self._checks.before_step(self, z_BK, y)
         found = self._terms(z_BK, y, generator)
         if eager:
-            self._checks.after_step(found, z_BK, y)
+            self._checks.after_step(self, found, z_BK, y)
         if self.training and not y.is_floating_point():
             self.covariance.observe(z_BK.detach(), y)
         return found

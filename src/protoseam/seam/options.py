@@ -8,9 +8,20 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, get_args
+from numbers import Integral, Real
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ForwardRef,
+    Literal,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
-from protoseam.errors import ArgumentError, ProtoSeamError
+from protoseam.errors import ArgumentError, ArgumentTypeError, ProtoSeamError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,9 +178,11 @@ def checked(options: Options) -> Options:
 
     Raises:
         ArgumentError: a value is out of bounds, or label smoothing was given beside a loss function.
+        ArgumentTypeError: a value is of the wrong kind.
     """
     values: Any = {name: option.default for name, option in OPTIONS.items()} | options
     for name, option in OPTIONS.items():
+        _check_type(name, option, values[name])
         option.check(name, values[name])
     if values["label_smoothing"] and values["loss_fn"] is not None:
         raise ArgumentError(
@@ -178,6 +191,25 @@ def checked(options: Options) -> Options:
         )
     complete: Options = values
     return complete
+
+
+def _check_type(name: str, option: Option, value: Any) -> None:
+    """Refuse a value of the wrong kind; estimators, schedules, functions and tensors are left to their users."""
+    kind = Options.__annotations__[name].__origin__
+    if value is option.default or isinstance(kind, ForwardRef):
+        return
+    if get_origin(kind) is Literal:
+        fits, words = isinstance(value, str), option.bounds
+    elif kind is bool:
+        fits, words = isinstance(value, bool), "True or False"
+    else:
+        number = Integral if kind == int | None else Real
+        words = "a whole number" if number is Integral else "a number"
+        fits = isinstance(value, number) and not isinstance(value, bool)
+    if not fits:
+        raise ArgumentTypeError(
+            f"{name} must be {words}, got {value!r:.100}; the default is {option.default!r}"
+        )
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
-from protoseam.errors import ArgumentError
+from protoseam.errors import ArgumentError, SeamError
 from protoseam.seam.calling import inputs_and_labels
-from protoseam.seam.guards import hard_labels, warn
+from protoseam.seam.guards import hard_labels, warn, warn_other_labels
 from protoseam.seam.loaders import swept
 from protoseam.seam.split import evaluating
 
@@ -42,11 +42,19 @@ def collect_embeddings(
     size = 0
     before: Any = None
     shape: torch.Size | None = None
-    with as_deployed(module) as fresh, swept(loader) as batches, torch.no_grad():
+    first = what == "initialize"
+    with as_deployed(module, untrained=first) as fresh, swept(loader) as batches, torch.no_grad():
         for batch in batches:
             inputs, labels = inputs_and_labels(batch, what)
             x, y = _moved(inputs, device), torch.as_tensor(labels).to(device, non_blocking=True)
+            if y.ndim == 0:
+                raise ArgumentError(
+                    f"{what} got single samples where batches were expected: pass a loader, as in "
+                    "DataLoader(data, batch_size=64, shuffle=True)"
+                )
             y = _labels(y, what)
+            if first and not zs:
+                warn_other_labels(batch)
             # a normalisation without statistics cannot take them from one sample: it goes with the batch before
             joined = fresh and isinstance(x, Tensor) and len(x) == 1 and isinstance(before, Tensor)
             try:
@@ -67,6 +75,11 @@ def collect_embeddings(
                     zs, ys = [t.cpu() for t in zs], [t.cpu() for t in ys]
             zs.append(z)
             ys.append(y)
+    if zs and zs[0].ndim != 2:
+        raise SeamError(
+            f"the network returned {tuple(zs[0].shape)} for a batch where (batch, numbers) was expected: lifting is "
+            "for one label per sample. Pool tokens or pixels before the last layer"
+        )
     if not zs:
         raise ArgumentError(
             f"{what} got an empty loader: was it a generator, used up by the loop before? Pass a "
@@ -101,16 +114,20 @@ def _mostly_one_class(ys: list[Tensor]) -> bool:
 
 
 @contextmanager
-def as_deployed(module: nn.Module) -> Iterator[bool]:
+def as_deployed(module: nn.Module, untrained: bool = True) -> Iterator[bool]:
     """Eval mode, except that a BatchNorm which has seen no data yet uses its batch's statistics; are there such?
 
     Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit
-    would put the prototypes where training never is. Such layers keep their running statistics untouched.
+    would put the prototypes where training never is. Such layers keep their running statistics untouched. A BatchNorm
+    that trains in eval mode counts no batch either, and is left as it is: so are those of a network that is in eval
+    mode as a whole, unless it is ``untrained``.
     """
+    whole = untrained and not module.training
     fresh = [
         m
         for m in module.modules()
         if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        and (m.training or whole)
         and m.num_batches_tracked is not None
         and int(m.num_batches_tracked) == 0
     ]

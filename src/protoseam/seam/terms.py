@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ class Terms(NamedTuple):
     consensus: Tensor
     classification: Tensor
     repulsion: Tensor
+
+    def backward(self) -> NoReturn:
+        """Say that it is ``total`` whose backward trains."""
+        raise SeamError(
+            "the objective has several terms; train by its total: net.objective(x, y).total.backward()"
+        )
 
 
 def without_images(
