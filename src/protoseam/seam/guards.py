@@ -173,7 +173,8 @@ def warn_about_data(z_NK: Tensor, count_C: Tensor, dim: int, structure: str, flo
         warn(
             f"class {few[0]} has {int(count[few[0]])} samples but k={dim}"
             f"{f' ({len(few)} classes like it)' if len(few) > 1 else ''}: Σ̂ is singular; raise the floor, lower "
-            "dim, or lift with covariance=ps.RunningCovariance(structure='diagonal') or 'shared'"
+            "dim, or take a diagonal or shared covariance: covariance=ps.RunningCovariance(structure='diagonal'), or "
+            "--lift.structure diagonal for the command"
         )
     few = [c for c, n in enumerate(count) if 0 < n < 4]  # a half of one sample has no spread
     if few and floor == "auto":

@@ -103,14 +103,14 @@ def test_training_that_ends_at_chance_says_so_last(
     ends = [f"{out / name}: test accuracy " for name in ("baseline-1", "baseline-2")]
     for line, end in zip(lines[-2:], ends, strict=True):
         assert line.startswith(end)
-        assert "is at chance: with 3 classes, always answering 'amber' gives 33.33 %" in line
-        assert "Try one of --epochs 10, --optim.lr 2e-10, --optim.name adamw" in line
+        assert "is near chance: with 3 classes, always answering 'amber' gives 33.33 %" in line
+        assert "Try one of --epochs 10, --optim.lr 0.02, --optim.name adamw" in line
     assert "baseline-1: after 3 epochs validation accuracy" in told.err
     assert told.err.count("baseline-1: after ") == 1  # and not again after 4
     assert main(["train", "--resume", str(out / "baseline-1")]) == 0
-    assert "is at chance" in capsys.readouterr().out.splitlines()[-1]
+    assert "is near chance" in capsys.readouterr().out.splitlines()[-1]
     assert main(["eval", str(out / "baseline-1"), "--device=cpu"]) == 0
-    assert "is at chance" in capsys.readouterr().out.splitlines()[-1]
+    assert "is near chance" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_settings_for_ones_own_data_from_the_command(
@@ -159,3 +159,22 @@ def test_the_grid_of_a_sweep_follows_the_optimizer() -> None:
     assert rates["sgd"] == GRID["optim.lr"]
     assert 0.001 in rates["adamw"]
     assert max(rates["adamw"]) < min(rates["sgd"])
+
+
+def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+    np.savez(tmp_path / "table.npz", x_train=rows, y_train=labels, x_test=rows, y_test=labels)
+    for words, answer in (
+        ([f"--data={tmp_path / 'nothing'}"], "neither a data set's name nor an existing path"),
+        ([f"--data={tmp_path / 'table.npz'}", "--model=convnet"], "table of 5 features: take --model mlp"),
+    ):
+        assert main(["train", *words, "--device=cpu", "--out", str(tmp_path / "run")]) == 1
+        assert answer in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_optimizer_is_named_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = folder(tmp_path / "some"), tmp_path / "run"
+    words = [f"--data={data}", *QUICK, "--image_size=8", "--epochs=1", "--optim.lr=3e-4", "--out", str(out)]
+    assert main(["train", *words]) == 0
+    assert "run: SGD with learning rate 0.0003 and weight decay 0.0005" in "".join(capsys.readouterr())

@@ -172,7 +172,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(
         tmp_path / "mine.npz", x_train=x, y_train=np.arange(20) % 2, x_test=x[:4], y_test=np.arange(4) % 2
     )
-    pictures = {f"{c}/{i}.png": png(x[i]) for c in "ab" for i in range(5)}
+    pictures = {f"{c}/{i}.png": png(x[i + 5 * (c == "b")]) for c in "ab" for i in range(5)}
     write_folder(tmp_path / "pictures", pictures)
     for path, name, rows in (
         ("cifar-10-batches-py", "cifar-10-batches-py", 36),
@@ -323,7 +323,8 @@ def test_a_killed_writer_leaves_no_half_cache(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_edited_picture_folder_is_decoded_anew(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "p", {f"{c}/{i}.png": png(TRAIN[i]) for c in "ab" for i in range(5)})
+    pictures = {f"{c}/{i}.png": png(TRAIN[i + 5 * (c == "b")]) for c in "ab" for i in range(5)}
+    folder = write_folder(tmp_path / "p", pictures)
     before = load(str(folder), tmp_path)
     assert images.SPLIT_FRACTION == 0.2
     (folder / "a" / "9.png").write_bytes(png(TRAIN[9]))

@@ -137,3 +137,19 @@ def test_channel_statistics_refuses_nothing_and_odd_shapes() -> None:
         channel_statistics(np.zeros((2, 2), np.float32), [])
     with pytest.raises(DataError, match=r"\(2, 2, 2\)"):
         channel_statistics(np.zeros((2, 2, 2), np.uint8))
+
+
+def test_by_name_a_file_that_comes_or_goes_moves_hardly_another() -> None:
+    """A trained image in the test part would count as known; of 200 files only one can have moved."""
+    names = [f"a/{i:03d}.png" for i in range(200)]
+
+    def held_out(files: list[str]) -> set[str]:
+        train, held = stratified_split(np.zeros(len(files), int), 0.2, names=files)
+        assert sorted([*train, *held]) == list(range(len(files)))
+        return {files[i] for i in held}
+
+    before = held_out(names)
+    assert len(before) == 40
+    assert held_out(names[::-1]) == before  # the order does not matter
+    for changed in (["a/+new.png", *names], names[1:], names[:-1]):
+        assert len(held_out(changed) - before - {"a/+new.png"}) <= 1

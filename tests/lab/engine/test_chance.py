@@ -30,7 +30,7 @@ def test_chance(accuracy: float, counts: list[int], chance: bool) -> None:
     assert (told is not None) == chance
     if told is not None:
         share = 100 * max(counts) / sum(counts)
-        assert f"test accuracy {100 * accuracy:.2f} % is at chance: with {len(counts)} classes" in told
+        assert f"test accuracy {100 * accuracy:.2f} % is near chance: with {len(counts)} classes" in told
         assert f"always answering 'c0' gives {share:.2f} %" in told
 
 
@@ -45,7 +45,9 @@ def test_advice_has_numbers() -> None:
     assert "--variant baseline" in told
     adam = dataclasses.replace(config, variant="baseline", optim=OptimConfig(name="adamw", clip=1.0))
     told = what_to_try(adam, samples=216, batch_size=8)
-    assert told == "Try one of --epochs 40, --optim.lr 0.003."
+    assert told == "Try one of --epochs 40, --optim.name adamw --optim.lr 0.003."
+    slow = dataclasses.replace(config, optim=OptimConfig(name="sgd", lr=3e-4))  # Adam's rate, given to SGD
+    assert "--optim.lr 0.02," in what_to_try(slow, samples=216, batch_size=8)
 
 
 def test_few_steps_are_told_with_a_remedy() -> None:

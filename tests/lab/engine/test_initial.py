@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.export import Format, export
 from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.session import Interrupted, resume, train
 
@@ -136,3 +137,13 @@ def test_a_refused_source_leaves_no_run_behind(place: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="there is no such file"):
         train(config(place, "rest", init_from="nowhere"), tmp_path / "run", quiet=True)
     train(config(place, "rest"), tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hub"])
+def test_an_export_brings_its_normalisation(place: Path, tmp_path: Path, to: Format) -> None:
+    exported, _, about = export(place / "protoseam", tmp_path / f"net.{to}", to)
+    run = run_of(config(place, "rest", init_from=str(exported)))
+    assert run.data.mean.tolist() != about.mean
+    run.start()
+    assert run.data.mean.tolist() == about.mean
+    assert run.data.std.tolist() == about.std

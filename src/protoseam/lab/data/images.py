@@ -29,7 +29,7 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.names import refuse_unprintable
 from protoseam.lab.data.split import stratified_split
 
-LAYOUT_VERSION = 2  # of what is taken for parts and classes
+LAYOUT_VERSION = 3  # of what is taken for parts and classes
 MAX_PIXELS = 4096 * 4096
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
@@ -37,7 +37,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 # in any case; of the test folders the first that exists is the test set
 TRAIN_FOLDERS = ("train", "training")
 TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
-SPLIT_FRACTION, SPLIT_SEED = 0.2, 0  # of a folder that comes without a test part
+SPLIT_FRACTION = 0.2  # of a folder that comes without a test part
 
 _GREY_MODES = ("1", "L", "LA", "La")
 _CLEAN_MODES = (*_GREY_MODES, "RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "YCbCr")
@@ -168,9 +168,9 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
     """Read train/<class>/… and test/<class>/… (or val/), or <class>/… alone.
 
     The class names are the folder names, in plain string order. Without a test part, `stratified_split` holds out 20 %
-    of each class with seed 0, so the same folder gives the same test set anywhere. If both test/ and val/ exist, test/
-    is the test set and val/ is not read: validation images come from train/. The names may also be Training/, TEST/
-    and so on. With ``image_size``, images of any sizes become squares of that size.
+    of each class by the names of the files, so the same folder gives the same test set anywhere. If both test/ and val/
+    exist, test/ is the test set and val/ is not read: validation images come from train/. The names may also be
+    Training/, TEST/ and so on. With ``image_size``, images of any sizes become squares of that size.
     """
     pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
     prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
@@ -190,7 +190,8 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
     train_rows: slice | NDArray[np.int64] = slice(0, len(train))
     test_rows: slice | NDArray[np.int64] = slice(len(train), None)
     if not test:
-        train_rows, test_rows = stratified_split(labels, SPLIT_FRACTION, SPLIT_SEED)
+        names = [file for _, file in train]
+        train_rows, test_rows = stratified_split(labels, SPLIT_FRACTION, names=names)
         if not len(test_rows):
             raise DataError(
                 f"{tree.path} has too few images to hold out a fifth of each class: add test/<class>/"

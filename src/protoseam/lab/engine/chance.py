@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protoseam.lab.engine.config import RunConfig
+from protoseam.lab.engine.config import OptimConfig, RunConfig
 from protoseam.lab.pipeline.resident import suitable_batch
 
 FEW_STEPS = 10  # per epoch
@@ -24,7 +24,7 @@ def at_chance(accuracy: float, counts: Sequence[int], classes: Sequence[str], wh
     if accuracy > max(min(1.5 / n, 1 / n + 0.1), majority):
         return None
     return (
-        f"{what} accuracy {100 * accuracy:.2f} % is at chance: with {n} classes, always answering "
+        f"{what} accuracy {100 * accuracy:.2f} % is near chance: with {n} classes, always answering "
         f"{classes[most]!r} gives {100 * majority:.2f} %."
     )
 
@@ -37,13 +37,23 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
     if better < batch_size and samples // batch_size < 2 * FEW_STEPS:
         options.insert(0, f"--batch_size {better}")
     if config.optim.name == "adamw":
-        options.append(f"--optim.lr {lr * 3:g}")
+        options.append(f"--optim.name adamw --optim.lr {lr * 3:g}")
     else:
-        options += [f"--optim.lr {lr / 5:g}", "--optim.name adamw with its own learning rate"]
+        usual, _ = OptimConfig(name="sgd").resolved()
+        other = usual if lr < usual / 2 else lr / 5
+        options += [f"--optim.lr {other:g}", "--optim.name adamw with its own learning rate"]
     if config.optim.clip is None or config.optim.clip > 1:
         options.append("--optim.clip 1")
     check = " --variant baseline shows whether cross-entropy learns this data."
     return f"Try one of {', '.join(options)}.{check if config.variant != 'baseline' else ''}"
+
+
+def optimizer_of(config: RunConfig) -> str:
+    """Return a sentence: which optimizer trains, with which settings."""
+    lr, decay = config.optim.resolved()
+    name = "AdamW" if config.optim.name == "adamw" else "SGD"
+    clip = f", gradients clipped at {config.optim.clip:g}" if config.optim.clip else ""
+    return f"{name} with learning rate {lr:g} and weight decay {decay:g}{clip}."
 
 
 def epoch_of(samples: int, batch_size: int) -> str:

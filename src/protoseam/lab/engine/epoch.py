@@ -18,7 +18,7 @@ _LOST = 100.0  # a network this many times its first size has diverged; sound tr
 _MANY_CLASSES = 1000
 _DROPOUT = 2**16  # purpose of epoch_seed, above those of the processes' samples
 _AUDIT = 2**20  # purpose of epoch_seed, above that of dropout
-_REMEDY = "Lower optim.lr, let ρ grow more slowly (more epochs, a smaller lift.rho_max), or set on_nonfinite to rewind"
+_GROWTH = ", let ρ grow more slowly (more epochs, a smaller lift.rho_max)"
 
 
 def train_epoch(run: Run) -> dict[str, Any]:
@@ -187,8 +187,10 @@ def _diagnosis(run: Run) -> str:
 
 
 def _remedy(run: Run) -> str:
-    n = run.data.num_classes
-    if n < _MANY_CLASSES or run.config.variant != "protoseam" or run.config.lift.repulsion is not None:
-        return _REMEDY
+    n, lifted = run.data.num_classes, run.config.variant == "protoseam"
+    clip = "" if run.config.optim.clip else ", clip gradients (optim.clip=1)"
+    remedy = f"Lower optim.lr{clip}{_GROWTH if lifted else ''}, or set on_nonfinite to rewind"
+    if n < _MANY_CLASSES or not lifted or run.config.lift.repulsion is not None:
+        return remedy
     pairs = f"With {n:,} classes the repulsion sums {n * (n - 1) // 2:,} pairs"
-    return f"{pairs}: try lift.repulsion={1 / n:.0e}. {_REMEDY}"
+    return f"{pairs}: try lift.repulsion={1 / n:.0e}. {remedy}"

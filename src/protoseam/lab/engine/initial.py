@@ -5,14 +5,18 @@ Everything is loaded except a classifier of another shape, so that a trained net
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from protoseam.lab.engine.config import ConfigError
+from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.rundata import RunData
+from protoseam.lab.engine.schemas import ABOUT_WEIGHTS, check_normalised
 
 
 def read_tensors(source: Path) -> dict[str, Tensor]:
@@ -30,6 +34,22 @@ def read_tensors(source: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"init_from={source} cannot be read as a .safetensors file: {error}") from error
     return tensors
+
+
+def normalisation_of(source: Path) -> tuple[list[float], list[float]] | None:
+    """Return mean and deviation of the inputs that a run or an export was trained on; None if nothing tells."""
+    if source.is_dir() and (theirs := RunData.read(source)) is not None:
+        return theirs.mean, theirs.std
+    file = source / "model.safetensors" if source.is_dir() else source
+    with safe_open(file, "pt") as opened:
+        about = (opened.metadata() or {}).get("about")
+    if about is None:  # a file of somebody else's
+        return None
+    try:
+        known = check_normalised(file, json.loads(about), ABOUT_WEIGHTS)
+    except (ValueError, RecursionError, StorageError) as error:
+        raise ConfigError(f"init_from={source} does not say what its network takes: {error}") from error
+    return known["mean"], known["std"]
 
 
 @torch.no_grad()

@@ -20,11 +20,10 @@ from protoseam.lab.engine.adamw import FlatAdamW
 from protoseam.lab.engine.average import Average
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved
 from protoseam.lab.engine.distributed import Processes
-from protoseam.lab.engine.initial import read_tensors, take_over
+from protoseam.lab.engine.initial import normalisation_of, read_tensors, take_over
 from protoseam.lab.engine.mixing import Mixing
 from protoseam.lab.engine.objectives import AbstractObjective, Casting, build_objective
 from protoseam.lab.engine.optim import FlatOptimizer, FlatSGD
-from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.step import TrainStep, learning_rates
 from protoseam.lab.pipeline.augment import Augmentation
 from protoseam.lab.pipeline.resident import Resident
@@ -157,7 +156,7 @@ class Run:
     def start(self) -> str | None:
         """Load the network of ``init_from`` before the first epoch; return a sentence about it, or None.
 
-        The inputs are then normalised as that run's were, which is what its network was trained on.
+        The inputs are then normalised as they were there, which is what the network was trained on.
         """
         if self.config.init_from is None or self._initial is not None:
             return self._initial
@@ -167,9 +166,10 @@ class Run:
             self._initial = take_over(tensors, self.objective.deployed_tensors(), self._classifier, source)
         self.optimizer.synchronise()
         self.first_size = self.optimizer.size()
-        theirs = RunData.read(source) if source.is_dir() else None
-        if theirs is not None and len(theirs.mean) == len(self.data.mean):
-            theirs.normalise(self.data)
+        theirs = normalisation_of(source)
+        if theirs is not None and len(theirs[0]) == len(self.data.mean):
+            self.data.mean.copy_(torch.tensor(theirs[0]))
+            self.data.std.copy_(torch.tensor(theirs[1]))
         return self._initial
 
     def slow_down(self, factor: float = 0.5) -> None:

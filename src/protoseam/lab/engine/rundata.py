@@ -127,6 +127,10 @@ def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu")
     dataset, changed = find_data(run, config, remembered)
     if changed:
         told = f"the data for {run} has changed since training: {'; '.join(changed)}"
+        if len(changed) > 1:  # both parts: files may have moved from one to the other
+            told += (
+                ". If the test part is a fifth of one folder, images that were trained on may be among it now"
+            )
         warnings.warn(told, DataWarning, stacklevel=3)
     data = Resident(
         dataset, seed=config.seed, batch_size=config.batch_size, validation=config.validation, device=device

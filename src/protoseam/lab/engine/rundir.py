@@ -180,6 +180,11 @@ class RunDirectory:
         for name in ("config.yaml", "data.json", "env.json"):
             (self.path / name).unlink(missing_ok=True)
 
+    def remove_if_empty(self) -> None:
+        """Delete the directory if nothing but the lock is in it."""
+        if [file.name for file in self.path.iterdir()] == ["lock"]:
+            self.remove()
+
     def remove(self) -> None:
         """Delete the directory and its lock; whoever locks it next must check whether the run is done."""
         shutil.rmtree(self.path, ignore_errors=True)

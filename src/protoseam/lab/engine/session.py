@@ -17,7 +17,7 @@ import torch
 
 from protoseam.errors import ProtoSeamError
 from protoseam.lab.engine import checkpoint
-from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, what_to_try
+from protoseam.lab.engine.chance import at_chance, epoch_of, few_steps, optimizer_of, what_to_try
 from protoseam.lab.engine.config import RunConfig, resolved, to_dict
 from protoseam.lab.engine.cost import metered
 from protoseam.lab.engine.distributed import Processes, join, naming_lost_processes, restarts
@@ -111,7 +111,12 @@ def train(
             summary = directory.read_summary()
             if summary is not None:
                 return summary
-        session = Session(config, directory, processes, goes_on=goes_on, test=test)
+        try:
+            session = Session(config, directory, processes, goes_on=goes_on, test=test)
+        except Exception:
+            if held is None and not goes_on and processes.rank == 0:
+                directory.remove_if_empty()
+            raise
         told = logger if session.writes else None
         session.report = stack.enter_context(reporting(told, out, to_dict(config)))
         with metered(out if session.writes else None, device):
@@ -228,8 +233,8 @@ class Session:
 
     def opening(self) -> list[str]:
         """Return what a person should know before the first epoch: its steps, and what training starts from."""
-        data = self.run.data
-        notes = [epoch_of(data.size, data.batch_size), few_steps(self.config, data.size, data.batch_size)]
+        size, batch = self.run.data.size, self.run.data.batch_size
+        notes = [optimizer_of(self.config), epoch_of(size, batch), few_steps(self.config, size, batch)]
         notes.append(self.run.start() if self.run.epoch == 0 else None)
         return [f"{self.out.name}: {note}" for note in notes if note]
 

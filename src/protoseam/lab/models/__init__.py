@@ -34,6 +34,10 @@ Shape = tuple[int, ...]
 
 
 def _side(name: str, shape: Shape) -> int:
+    if len(shape) == 1:
+        raise ModelError(
+            f"{name} takes images, and the data is a table of {shape[0]} features: take --model mlp"
+        )
     if len(shape) != 3 or shape[1] != shape[2]:
         raise ModelError(
             f"{name} takes square images (channels, side, side), got image_shape={shape}; --image_size N crops them"
