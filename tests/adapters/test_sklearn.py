@@ -173,3 +173,11 @@ def test_refusals(X: np.ndarray, options: dict[str, Any], weight: Any, told: str
     with pytest.raises(ProtoSeamError, match=told) as caught:
         quick(**options).fit(X, np.arange(len(X)) % 3, sample_weight=weight)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"), [({"epochs": 0}, ValueError), ({"lr": "a"}, TypeError), ({"lr": -1}, ValueError)]
+)
+def test_settings_that_are_no_use_are_named(setting: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=next(iter(setting))):
+        ProtoSeamClassifier(**setting).fit(*IRIS)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
@@ -28,6 +29,14 @@ from protoseam.seam.split import evaluating
 _TABLE, _IMAGES = (128, 128), (32, 64)  # mlp and cnn_bn of benchmarks/first_try_tasks.py
 _LEAST_STEPS = 10  # per epoch; with fewer the seam's own guard warns
 _ROWS = 1024  # predicted at once
+
+
+_NUMBERS: tuple[tuple[str, type, int], ...] = (
+    ("lr", Real, 0),
+    ("weight_decay", Real, 0),
+    ("epochs", Integral, 1),
+    ("batch_size", Integral, 1),
+)
 
 
 class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
@@ -107,7 +116,11 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
 
         Raises:
             DataError: (a ValueError) if there are fewer than two classes, or the weights are negative or all zero.
+            ValueError: a rate is negative, or there is no epoch or no row in a batch.
+            TypeError: one of them is no number.
         """
+        for name, kind, least in _NUMBERS:
+            check_scalar(getattr(self, name), name, kind, min_val=least)
         X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], allow_nd=True)
         check_classification_targets(y)
         weight = _weights(sample_weight, len(X))

@@ -72,6 +72,9 @@ def test_a_run_finds_its_data_from_another_folder(here: Path, monkeypatch: pytes
         DataWarning, match="its training samples were 30 and are 40; its testing samples were 30"
     ):
         assert evaluate(here / "run")["samples"] == 40
+    (other / "blobs.npz").unlink()
+    with pytest.raises(ConfigError, match=f"the data of .*run lay in {here / 'blobs.npz'}"):
+        evaluate(here / "run")
 
 
 @pytest.mark.parametrize(

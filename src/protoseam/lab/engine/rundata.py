@@ -110,6 +110,8 @@ def find_data(
 ) -> tuple[ArrayDataset, list[str]]:
     """Return a run's data, without its test part if ``test`` is False, and what has changed since training."""
     name, root = remembered.place(config) if remembered else (config.data, config.data_root)
+    if remembered and remembered.path and not Path(name).expanduser().exists():
+        raise ConfigError(f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}")
     dataset = load(name, Path(root) if root else None, image_size=config.image_size)
     if not test:
         dataset = dataset.without_test()
