@@ -50,7 +50,7 @@ def lift(
         **options: the options of the seam, see ``protoseam.seam.options.Options``.
 
     Returns:
-        The lifted network, in train mode; single layers that the model had in eval mode stay so, if it was in train mode.
+        The lifted network, in train mode; of a model in train mode, layers that are in eval mode stay in it.
 
     Raises:
         ArgumentError: the model cannot be lifted there, or an option is out of bounds.

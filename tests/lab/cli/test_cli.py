@@ -128,6 +128,7 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
     [
         (["train", "--optim.lrr=1"], "did you mean --optim.lr?"),
         (["train", "--lrr=1"], "did you mean --optim.lr?"),
+        (["train", "--optim=adam"], "did you mean --optim.name?"),
         (["train", "--epochs=many"], "epochs must be a whole number, got 'many'"),
         (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got 'autoo'"),
         (["train", "--recipe=cifar100-resnet9-protoseam"], "did you mean cifar100-resnet8-protoseam?"),
