@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -64,3 +65,15 @@ def test_a_cell_elsewhere_runs(strangers: ModuleType) -> None:
     row = strangers.run(cell._replace(epochs=20), 7)
     assert min(row["lifted"], row["cross_entropy"]) > 85
     assert (cell.network, cell.optimizer, 7) == (row["network"], row["optimizer"], row["seed"])
+
+
+def test_the_defaults_on_cifar100_are_those_of_the_raw_runs() -> None:
+    card = (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for network in ("resnet8", "vit_s_conv"):
+        runs = [ROOT / "results" / "first_try" / "cifar100" / f"{network}-{seed}" for seed in (42, 43, 44)]
+        found = [100 * json.loads((run / "summary.json").read_text())["test_accuracy"] for run in runs]
+        mean = sum(found) / len(found)
+        assert f"{mean:.2f}" in card
+        assert f"({', '.join(f'{value:.2f}' for value in found)})" in card
+        assert f"{mean:.1f} %" in readme

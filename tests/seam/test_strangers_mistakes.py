@@ -106,8 +106,14 @@ def test_batches_in_which_two_parts_look_like_labels_are_told() -> None:
 )
 def test_batches_whose_second_part_is_no_label_are_refused(second: Tensor) -> None:
     x, y = blobs()
-    with pytest.raises(ps.ProtoSeamError, match="second of the 3 parts"):
+    with pytest.raises(ps.ProtoSeamError, match=f"second of the 3 parts.*{second.dtype}"):
         lifted().initialize(DataLoader(TensorDataset(x, second, y), 10))
+
+
+def test_labels_as_arrays_are_labels() -> None:
+    x, y = blobs()
+    index = torch.arange(10)
+    lifted().initialize([(x[i : i + 10], y[i : i + 10].numpy(), index) for i in range(0, 120, 10)])
 
 
 WRONG: dict[str, tuple[Any, str]] = {

@@ -51,10 +51,16 @@ def inputs_and_labels(batch: Any, what: str) -> tuple[Any, Any]:
             f"{what} needs a loader whose batches begin with (inputs, labels), but they begin with an index or "
             "a label: leave it out, as in [(x, y) for _, x, y in loader]"
         )
-    if len(batch) > 2 and not _targets(batch[1]) and any(map(_targets, batch[2:])):
+    if (
+        len(batch) > 2
+        and isinstance(batch[1], Tensor)
+        and not _targets(batch[1])
+        and any(map(_targets, batch[2:]))
+    ):
         raise ArgumentTypeError(
-            f"{what} takes the second of the {len(batch)} parts of a batch for the labels, and it has none. Yield "
-            "(inputs, labels, …), and several inputs as a dict: ({'a': a, 'b': b}, labels)"
+            f"{what} takes the second of the {len(batch)} parts of a batch for the labels, but that is "
+            f"{batch[1].dtype} of shape {tuple(batch[1].shape)}: yield (inputs, labels, …) with a whole number per "
+            "sample, and several inputs as a dict, ({'a': a, 'b': b}, labels)"
         )
     return batch[0], batch[1]
 
@@ -62,7 +68,7 @@ def inputs_and_labels(batch: Any, what: str) -> tuple[Any, Any]:
 def _targets(part: Any) -> bool:
     """Whether a part of a batch may be its labels, or probabilities of classes."""
     if not isinstance(part, Tensor):
-        return not hasattr(part, "shape")  # a list of numbers, perhaps
+        return False
     if part.is_floating_point():
         return part.ndim == 2 and bool((part >= 0).all()) and bool(((part.sum(1) - 1).abs() < 1e-2).all())
     return part.ndim == 1

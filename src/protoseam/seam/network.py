@@ -89,9 +89,7 @@ class LiftedNetwork(KeepsState):
                 f"schedule must be a schedule such as ps.SineAnneal(1, 16), got {schedule!r}"
             )
         for half in (n1, n2):
-            if (
-                not half.training
-            ):  # from_pretrained and deploy give eval mode, but a new module is in train mode
+            if not half.training:  # as from_pretrained and deploy return it; a new module is in train mode
                 half.train()
         self.n1, self.n2, self.num_classes, self.dim = n1, n2, num_classes, dim
         self.seam_shape, self.seam_layer = seam_shape or (dim,), seam_layer

@@ -119,8 +119,8 @@ def as_deployed(module: nn.Module, untrained: bool = True) -> Iterator[bool]:
 
     Before the first step running statistics are 0 and 1, so eval mode would skip normalisation and FSInit
     would put the prototypes where training never is. Such layers keep their running statistics untouched. A BatchNorm
-    that trains in eval mode counts no batch either, and is left as it is: so are those of a network that is in eval
-    mode as a whole, unless it is ``untrained``.
+    that is trained in eval mode counts no batch either, but ``net(x)`` uses its statistics, and so does a sweep. If the
+    whole network is in eval mode, its layers count as new only before training (``untrained``).
     """
     whole = untrained and not module.training
     fresh = [

@@ -171,6 +171,9 @@ def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, capsys: pytest.C
         assert main(["train", *words, "--device=cpu", "--out", str(tmp_path / "run")]) == 1
         assert answer in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    assert main(["train", *words, "--device=cpu", "--out", str(tmp_path / "mine")]) == 1
+    assert (tmp_path / "mine").exists()  # the user has made it
 
 
 def test_the_optimizer_is_named_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

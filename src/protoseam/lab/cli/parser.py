@@ -39,8 +39,9 @@ class Parser(argparse.ArgumentParser):
         # lrr is meant for optim.lr: compare with the last part of each name, too
         by_part = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
         for name in re.findall(r"--([\w.-]+)", message):
-            groups = [known_name for known_name in known if known_name == f"{name}.name"]  # --optim adamw
-            close = groups or difflib.get_close_matches(name, by_part, n=1, cutoff=0.6)
+            close = difflib.get_close_matches(name, by_part, n=1, cutoff=0.6)
+            if f"{name}.name" in known:  # --optim adamw
+                close = [f"{name}.name"]
             if name not in known and close:
                 raise ConfigError(f"{message}; did you mean --{by_part[close[0]]}?")
         raise ConfigError(message)

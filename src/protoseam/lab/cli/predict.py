@@ -82,7 +82,7 @@ def _table(found: Iterator[Prediction], net: Deployed) -> None:
     from protoseam.lab.data.names import for_terminal
 
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("image", "class", "prob.", "runner-up", "prob. ", "unusual"):
+    for title in ("image", "class", "prob.", "runner-up", "prob.", "unusual"):
         left = title in ("image", "class", "runner-up")
         table.add_column(title, justify="left" if left else "right", overflow="fold")
     ranked = False

@@ -66,6 +66,7 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._lock: IO[str] | None = None
+        self._made = False  # by this object
 
     # ------------------------------------------------------------------ opening
 
@@ -76,6 +77,7 @@ class RunDirectory:
         going_on = GOING_ON if os.path.exists(path / "config.yaml") else ""
         with explain_os_error("the run", path, going_on), run._closed_on_error():
             try:
+                run._made = not path.exists()
                 path.mkdir(parents=True, exist_ok=True)
                 refuse_links(path)
                 run._acquire()
@@ -181,8 +183,8 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
 
     def remove_if_empty(self) -> None:
-        """Delete the directory if nothing but the lock is in it."""
-        if [file.name for file in self.path.iterdir()] == ["lock"]:
+        """Delete the directory if this object has made it and nothing but the lock is in it."""
+        if self._made and [file.name for file in self.path.iterdir()] == ["lock"]:
             self.remove()
 
     def remove(self) -> None:
