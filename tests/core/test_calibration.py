@@ -41,6 +41,30 @@ def test_the_temperature_is_the_likelihoods_best(scale: float) -> None:
     assert found == pytest.approx(scale * fit_temperature(scores, y), rel=1e-6)
 
 
+@pytest.mark.parametrize("prior", [0.5, 3.0])
+def test_the_prior_adds_labels_drawn_evenly(prior: float) -> None:
+    scores, y = logits(30)
+    found = fit_temperature(scores, y, prior=prior)
+
+    def loss(t: float) -> float:
+        p = (scores.double() / t).log_softmax(1)
+        given = sum(float(p[i, y[i]]) for i in range(len(y)))
+        added = prior * sum(float(row.sum()) / 5 for row in p) / len(y)
+        return -(given + added)
+
+    assert loss(found) <= min(loss(float(t)) for t in torch.logspace(-1.5, 1.5, 3001)) + 1e-9
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+def test_with_a_prior_right_answers_alone_are_no_certainty(size: int) -> None:
+    y = torch.arange(size) % 4
+    sure = fit_temperature(torch.eye(4)[y], y, prior=0.5)
+    p = (torch.eye(4)[y].double() / sure).softmax(1).max(1).values
+    assert float(1 - p.mean()) == pytest.approx(
+        0.5 / (size + 0.5) * 3 / 4, rel=1e-6
+    )  # the share of wrong labels
+
+
 def test_the_temperature_ends_where_nothing_is_wrong_or_known() -> None:
     y = torch.arange(4)
     assert fit_temperature(torch.eye(4), y) == pytest.approx(0.01, rel=1e-3)  # no mistake: ever surer

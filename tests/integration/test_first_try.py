@@ -67,6 +67,15 @@ def test_a_cell_elsewhere_runs(strangers: ModuleType) -> None:
     assert (cell.network, cell.optimizer, 7) == (row["network"], row["optimizer"], row["seed"])
 
 
+def test_the_method_card_says_what_a_temperature_did(
+    panel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration = loaded("calibration", monkeypatch)
+    raw = (ROOT / "results" / "first_try" / "calibration.jsonl").read_text(encoding="utf-8")
+    table = calibration.table([json.loads(line) for line in raw.splitlines()])
+    assert table in (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
+
+
 def test_the_defaults_on_cifar100_are_those_of_the_raw_runs() -> None:
     card = (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

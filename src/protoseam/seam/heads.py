@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["can_refit", "refit", "refit_if_better", "refit_linear", "scale_logits", "temperature_of"]
 
 _ROWS = 8192  # logits of so many samples at a time
+# benchmarks/calibration.py: without a prior, 100 held-out samples made the likelihood of others worse in 24 of 36
+# networks. With half a sample, 50 made it better in 24 of 40.
+_PRIOR = 0.5
+FEW_HELD_OUT = 50
 
 
 @torch.no_grad()
@@ -97,21 +101,22 @@ def refit_linear(
 
 
 def temperature_of(logits_NC: Tensor, y_N: Tensor) -> float:
-    """The temperature that held-out logits ask for; says so where they name none."""
-    temperature = fit_temperature(logits_NC, y_N)
-    if not 1.01 / MOST_SHARPENING < temperature < 0.99 * MOST_SHARPENING:
+    """The temperature that held-out logits ask for; says so where they are too few, or name none."""
+    temperature = fit_temperature(logits_NC, y_N, prior=_PRIOR)
+    found = ""
+    if temperature > 0.99 * MOST_SHARPENING:
         right = float((logits_NC.argmax(1) == y_N).double().mean())
-        what = (
-            "too few of them are wrong: use more"
-            if temperature < 1
-            else "they are no better than chance: train on"
+        found = (
+            f"found no best temperature below {MOST_SHARPENING:g}: {100 * right:.1f} % of these {len(y_N)} samples are "
+            "classified rightly, which is no better than chance. Train on"
         )
-        warnings.warn(
-            f"calibrate found no best temperature short of {temperature:.3g}, where its search ends: of these "
-            f"{len(y_N)} samples {100 * right:.1f} % are classified rightly, and {what}",
-            SeamWarning,
-            stacklevel=3,
+    elif len(y_N) < FEW_HELD_OUT:
+        found = (
+            f"has {len(y_N)} samples to go by, and its temperature of {temperature:.3g} may be worse than none: hold "
+            f"out {FEW_HELD_OUT} or more"
         )
+    if found:
+        warnings.warn(f"calibrate {found}", SeamWarning, stacklevel=3)
     return temperature
 
 

@@ -120,3 +120,7 @@ def _say(out: Path, summary: dict[str, Any]) -> None:
     tested = "no test data, " if accuracy is None else f"test accuracy {100 * accuracy:.2f} % "
     if speaks():
         print(f"{out}: {tested}after {summary['epochs']} epochs in {summary['seconds']:.0f} s")
+        if "temperature" in summary:
+            print(
+                f"{out}: probabilities calibrated on the validation data, temperature {summary['temperature']:.3g}"
+            )

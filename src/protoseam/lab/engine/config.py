@@ -135,6 +135,9 @@ class RunConfig:
         label_smoothing: share of a target spread evenly over all classes, e.g. 0.1.
         average: decay of an exponential moving average of the weights, e.g. 0.999; the average is then what is
             evaluated, saved and deployed. null: no average.
+        calibrate: after the last epoch fit one temperature to the validation data and multiply it into the network's
+            last layer, so that probabilities match frequencies; its answers stay as they are. Needs 50 validation
+            samples. null: only for data of one's own.
         init_from: a finished run's directory, or a .safetensors file, whose network training starts from. A
             classifier of another shape is left out.
         optim: the optimizer.
@@ -167,6 +170,7 @@ class RunConfig:
     cutmix: float = 0.0
     label_smoothing: float = 0.0
     average: float | None = None
+    calibrate: bool | None = None
     init_from: str | None = None
     optim: OptimConfig = field(default_factory=OptimConfig)
     lift: LiftConfig = field(default_factory=LiftConfig)
@@ -271,7 +275,7 @@ def resolved(config: RunConfig) -> RunConfig:
         draws=None if own or config.lift.antithetic else 1,
     )
     optim = filled(optim, lr=lr, weight_decay=decay, clip=_OWN_CLIP if own else None)
-    config = filled(config, batch_size=None if own else CATALOGUED_BATCH)
+    config = filled(config, batch_size=None if own else CATALOGUED_BATCH, calibrate=own)
     return dataclasses.replace(config, optim=optim, lift=lift)
 
 
@@ -286,7 +290,7 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
         "lift": {"seam_speed": _PAPER_SPEED, "bounded": False, "refit": False},
     }
     filled = {k: {**old, **values[k]} for k, old in before.items() if isinstance(values.get(k), dict)}
-    return {**values, **filled}
+    return {"calibrate": False, **values, **filled}
 
 
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:

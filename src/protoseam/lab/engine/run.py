@@ -20,6 +20,7 @@ from protoseam.lab.engine.adamw import FlatAdamW
 from protoseam.lab.engine.average import Average
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved
 from protoseam.lab.engine.distributed import Processes
+from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.initial import normalisation_of, read_tensors, take_over
 from protoseam.lab.engine.mixing import Mixing
 from protoseam.lab.engine.objectives import AbstractObjective, Casting, build_objective
@@ -27,7 +28,8 @@ from protoseam.lab.engine.optim import FlatOptimizer, FlatSGD
 from protoseam.lab.engine.step import TrainStep, learning_rates
 from protoseam.lab.pipeline.augment import Augmentation
 from protoseam.lab.pipeline.resident import Resident
-from protoseam.seam.classifier import find_classifier
+from protoseam.seam import heads
+from protoseam.seam.classifier import find_classifier, get_layer
 
 _MOST_STEPS = 10**7  # the learning rate of each is kept
 
@@ -116,6 +118,7 @@ class Run:
         )
         self.epoch = 0
         self.rate_scale = 1.0
+        self.temperature = 1.0  # of the deployed network's logits
         self.seconds = 0.0
         self._initial: str | None = None
 
@@ -201,7 +204,22 @@ class Run:
     def deployed(self) -> nn.Module:
         """Return the plain network with float32 weights; averaged ones, if the run keeps an average."""
         with self.averaged(), self.optimizer.full_precision():
-            return kernels.unaccelerate(self.objective.deploy())
+            plain = kernels.unaccelerate(self.objective.deploy())
+        if self.temperature != 1:
+            last = get_layer(plain, find_classifier(plain, self.data.num_classes))
+            heads.scale_logits(last, 1 / self.temperature)
+        return plain
+
+    @torch.no_grad()
+    def calibrate(self) -> None:
+        """Fit the temperature of what :meth:`deployed` returns, if the config asks for it and the data suffices."""
+        labels = self.data.validation[1]
+        if not self.config.calibrate or len(labels) < heads.FEW_HELD_OUT:
+            return
+        held_out = self.data.batches("validation")
+        z, logits, last = through_last_layer(self.deployed(), self.data.num_classes, held_out)
+        if z is not None and last is not None and torch.allclose(last.cpu()(z), logits, rtol=1e-3, atol=1e-4):
+            self.temperature = heads.temperature_of(logits, labels.cpu())
 
     # ------------------------------------------------------------------ state
 

@@ -154,6 +154,7 @@ _RESULTS: Schema = {
     "seconds": optional(SECONDS),
     "parameters": optional(whole(0)),
     "rate_scale": optional(number(0, 1)),
+    "temperature": optional(number(0, 1000)),
     "embeddings": optional(Kind("points with labels, as training writes them", _embedded)),
 }
 SUMMARY: Schema = {

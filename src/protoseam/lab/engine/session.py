@@ -289,6 +289,7 @@ class Session:
 
         Test labels are used here and nowhere else, and test images besides only for the picture of the latent space.
         """
+        self.run.calibrate()
         accuracy = self.run.accuracy("test")
         deployed = self.run.deployed()
         validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
@@ -303,6 +304,8 @@ class Session:
         }
         if accuracy is not None and (told := self._at_chance("test", accuracy)):
             result["at_chance"] = told
+        if self.run.temperature != 1:
+            result["temperature"] = self.run.temperature
         if self.run.rate_scale != 1:  # it has rewound, and the config names another learning rate
             result["rate_scale"] = self.run.rate_scale
         if self.config.keep_embeddings and accuracy is not None:  # there are test images

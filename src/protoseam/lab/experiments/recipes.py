@@ -94,6 +94,7 @@ def _recipe(data: str, model: str, variant: Variant) -> Recipe:
     built, options = _ALSO.get(model, (model, _OPTIONS.get((data, model), {})))
     inherited, warmup = "", {}
     settings: dict[str, Any] = {"lift": _PAPER_LIFT, "epochs": paper.EPOCHS, "batch_size": CATALOGUED_BATCH}
+    settings["calibrate"] = False
     if (data, model) in _OWN:
         lr, decay = _OWN[data, model][variant]
         warmup = {"warmup_epochs": 1.0}
