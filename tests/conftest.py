@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 from typing import Any
@@ -10,13 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-# The published torchvision wheels expect a CUDA torch and fail on import beside a CPU one, because the
-# operators of their extension are not registered. Declaring the two schemas it patches is enough for
-# datasets, transforms and models, which is all the tests use.
-if importlib.util.find_spec("torchvision") and not torch.cuda.is_available():
-    _TORCHVISION = torch.library.Library("torchvision", "DEF")
-    _TORCHVISION.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _TORCHVISION.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision_ops  # noqa: F401
 
 os.environ.setdefault("PYTHONHASHSEED", "0")
 torch.set_num_threads(1)

@@ -126,11 +126,9 @@ def test_default_arguments_train_and_evaluate(kind: str, tmp_path: Path) -> None
 AUTO = """
 import sys
 sys.modules["protoseam"] = None
-import torch
-library = torch.library.Library("torchvision", "DEF")  # beside a CPU torch, see conftest.py
-library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-import transformers
+sys.path.insert(0, sys.argv[2])
+import torchvision_ops
+import torch, transformers
 for task, name in (("SequenceClassification", "input_ids"), ("ImageClassification", "pixel_values")):
     folder = sys.argv[1] + "/" + name
     model = getattr(transformers, "AutoModelFor" + task).from_pretrained(folder).eval()
@@ -148,7 +146,7 @@ def test_the_deployed_model_loads_by_its_auto_class_without_this_library(tmp_pat
             expected[name] = wrapped(**{name: inputs})["logits"]
         wrapped.deploy().save_pretrained(tmp_path / name)
         torch.save(inputs, tmp_path / name / "inputs.pt")
-    words = [sys.executable, "-W", "ignore", "-c", AUTO, str(tmp_path)]
+    words = [sys.executable, "-W", "ignore", "-c", AUTO, str(tmp_path), str(Path(__file__).parents[1])]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for name, logits in expected.items():

@@ -276,7 +276,7 @@ def test_image_folders(
     ("option", "message"),
     [
         ("--lift.dim=0", "lift.dim must be at least 1, got 0"),
-        ('--model_options={"wdiths": 3}', "'wdiths'): correct model_options"),
+        ('--model_options={"wdiths": 3}', "correct model_options"),
     ],
 )
 def test_settings_that_do_not_fit_the_data(

@@ -27,6 +27,8 @@ class LiftedTask(TrainingTask):
         verbose: part of timm's signature; this task logs nothing.
     """
 
+    multi_label = False  # what timm's task of independent labels has; each image here has one class
+
     def __init__(
         self,
         net: Lifted,

@@ -83,6 +83,16 @@ def test_weights_and_a_hub_folder_answer_as_the_run_does(
         assert answers[0].rank is None  # an export has no prototypes and no test images
 
 
+def test_a_hub_folder_may_repeat_what_its_inputs_say(tmp_path: Path) -> None:
+    """Timm writes a network's classes and channels among its arguments too, from 1.0.31 on."""
+    changes = {"model": "test_vit2", "model_options": NETWORKS["test_vit2"], "epochs": 1}
+    session.train(RunConfig(**{**vars(SMALL), **changes}), tmp_path / "run", quiet=True)
+    export(tmp_path / "run", tmp_path / "hub", "hub")
+    arguments = json.loads((tmp_path / "hub" / "config.json").read_text()).get("model_args", {})
+    edit(tmp_path / "hub" / "config.json", model_args=arguments | {"num_classes": 10, "in_chans": 1})
+    assert len(ps.load(tmp_path / "hub").classes) == 10
+
+
 def test_features(tmp_path: Path) -> None:
     rng, y = np.random.default_rng(0), np.arange(120) % 3
     x = (5 + 50 * rng.normal(y[:, None], 0.1, (120, 4))).astype(np.float32)

@@ -258,6 +258,7 @@ def test_a_run_on_the_cpu_does_not_name_the_gpu_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)  # a CUDA build asks the device
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU of {device}")
     for device, named in (("cpu", False), ("auto", "GPU of None"), ("cuda:1", "GPU of cuda:1")):
         RunDirectory.create(tmp_path / device, config(device=device)).close()

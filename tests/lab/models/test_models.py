@@ -232,6 +232,14 @@ def test_build_refuses_unknown_options() -> None:
         build("vit_s", 10, (3, 32, 32), depht=3)
 
 
+@pytest.mark.parametrize("name", ["convnet", "test_vit2"])
+def test_build_refuses_what_the_data_says(name: str) -> None:
+    with pytest.raises(ModelError, match="the option num_classes follows from the data"):
+        build(name, 10, (3, 32, 32), **{"num_classes": 5})  # noqa: PIE804 (as a run's settings give it)
+    with pytest.raises(ModelError, match="correct model_options"):
+        build(name, 10, (3, 32, 32), **{"name": "other", "make": None})  # noqa: PIE804
+
+
 def test_build_without_timm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> ModuleType:
         raise ImportError(name)

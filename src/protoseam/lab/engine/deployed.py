@@ -286,9 +286,16 @@ def _from_hub(folder: Path) -> Deployed:
         "mean": inputs.get("mean"),
         "std": inputs.get("std"),
         "model": values.get("architecture"),
-        "model_options": values.get("model_args", {}),
+        "model_options": _own_options(values.get("model_args", {})),
     }
     return _built(config, json.dumps(about), weights)
+
+
+def _own_options(arguments: Any) -> Any:
+    """The arguments of a network without those that its classes and inputs say; timm repeats them from 1.0.31 on."""
+    if not isinstance(arguments, dict):
+        return arguments
+    return {name: value for name, value in arguments.items() if name not in ("num_classes", "in_chans")}
 
 
 def _in_order(names: Any) -> list[Any] | None:

@@ -50,14 +50,16 @@ def open_storage(url: str, heartbeat: int) -> RDBStorage:
         from sqlalchemy import event
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import SQLAlchemyError
+        from sqlalchemy.pool import NullPool
     except ImportError as error:
         raise SweepError("a sweep needs Optuna: pip install -e '.[tune]' in the clone") from error
     set_verbosity(WARNING)
     sqlite = url.startswith("sqlite")
-    # a server may drop idle connections during an epoch; SQLite makes a worker wait while another writes
+    # a server may drop idle connections during an epoch; SQLite makes a worker wait while another writes, and its
+    # connections are cheap, so none is kept open
     options: dict[str, Any] = {"pool_pre_ping": True}
     if sqlite:
-        options = {"connect_args": {"timeout": 120, "isolation_level": None}}
+        options = {"connect_args": {"timeout": 120, "isolation_level": None}, "poolclass": NullPool}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with _experiments():

@@ -60,8 +60,10 @@ NAMES: tuple[str, ...] = tuple(_BUILDERS)
 # Options of timm that read a file or foreign settings: a config must not be able to ask for that.
 _LOADING = frozenset({"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"})
 
+_FROM_DATA = frozenset({"num_classes", "in_chans"})
 
-def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> nn.Module:
+
+def _built(name: str, make: Callable[..., nn.Module], /, *args: Any, **options: Any) -> nn.Module:
     try:
         refuse_too_large(name, make, *args, **options)
         return make(*args, **options)
@@ -72,7 +74,7 @@ def _built(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any
         raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
 
 
-def build(name: str, num_classes: int, image_shape: Sequence[int], **options: Any) -> nn.Module:
+def build(name: str, num_classes: int, image_shape: Sequence[int], /, **options: Any) -> nn.Module:
     """Return the network called `name` for images of `image_shape` = (channels, height, width).
 
     `name` is one of `NAMES`, or any name timm knows where timm is installed; `options` go to that
@@ -83,6 +85,11 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], **options: An
         raise ModelError(
             f"{name}: the option {min(refused)} would load files or settings from elsewhere; leave it out, or load "
             "weights in your own code and give ps.lift the network"
+        )
+    if given := _FROM_DATA.intersection(options):
+        raise ModelError(
+            f"{name}: the option {min(given)} follows from the data ({num_classes} classes, {shape[0]} channels or "
+            "features): leave it out of model_options"
         )
     if name in _BUILDERS:
         return _built(name, _BUILDERS[name], num_classes, shape, **options)

@@ -19,7 +19,7 @@ def physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def refuse_too_large(name: str, make: Callable[..., nn.Module], *args: Any, **options: Any) -> None:
+def refuse_too_large(name: str, make: Callable[..., nn.Module], /, *args: Any, **options: Any) -> None:
     """Count the parameters of a network without memory; raise ModelError if training it needs more than there is."""
     if options.get("pretrained"):  # such a network exists, and is not to be downloaded twice
         return
