@@ -8,7 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protoseam.core.bounds import consensus_factor, feature_curvature, head_factor, prototype_factors
+from protoseam.core.bounds import (
+    batch_share,
+    consensus_factor,
+    feature_curvature,
+    head_factor,
+    prototype_factors,
+)
 
 HEAVY = torch.tensor(1e12, dtype=torch.float64)  # weights so large that their limit never counts
 
@@ -19,6 +25,24 @@ def test_polyaks_step_measures_the_curvature_of_a_quadratic(curvature: float) ->
     loss, gradient = 0.5 * curvature * x.square().sum(), curvature * x
     factor = consensus_factor(loss, gradient.square().sum(), HEAVY, 1.0, None, lr=0.7)
     assert float(factor) == pytest.approx(min(1.0, 1 / (2 * curvature * 0.7)), rel=1e-12)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_a_small_batch_has_the_share_of_the_gradients_that_a_velocity_is_worth(
+    batch: int, momentum: float
+) -> None:
+    weights = [momentum**j for j in range(1000)]
+    worth = sum(weights) ** 2 / sum(w * w for w in weights)
+    assert batch_share(batch, momentum) == pytest.approx(min(1.0, batch / worth), rel=1e-9)
+    assert float(batch_share(torch.tensor(batch), momentum)) == pytest.approx(
+        batch_share(batch, momentum), rel=1e-6
+    )
+    loss, square = torch.tensor(8.0), torch.tensor(4.0)
+    whole = consensus_factor(loss, square, HEAVY, 1.0, None, lr=10.0)
+    assert float(consensus_factor(loss, square, HEAVY, 1.0, None, lr=10.0, share=0.3)) == pytest.approx(
+        0.3 * float(whole)
+    )
 
 
 def test_the_tighter_limit_counts() -> None:

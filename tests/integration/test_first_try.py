@@ -76,6 +76,15 @@ def test_the_method_card_says_what_a_temperature_did(
     assert table in (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
 
 
+def test_the_method_card_says_what_small_batches_did(
+    panel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = loaded("small_batches", monkeypatch)
+    raw = (ROOT / "results" / "first_try" / "small-batches.jsonl").read_text(encoding="utf-8")
+    table = small.table([json.loads(line) for line in raw.splitlines()])
+    assert table in (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
+
+
 def test_the_defaults_on_cifar100_are_those_of_the_raw_runs() -> None:
     card = (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,16 +1,12 @@
-"""Soft targets in the point form, bounded gradients, heads in closed form and temperatures."""
+"""Soft targets in the point form, heads in closed form and temperatures."""
 
 from __future__ import annotations
-
-import copy
-import math
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import CLASSES, DIM, FEATURES, batches, lifted, network, same, sgd, step
+from toys import CLASSES, DIM, FEATURES, batches, lifted, same, sgd, step
 
 import protoseam as ps
 
@@ -118,179 +114,6 @@ def test_label_smoothing_is_cross_entropys() -> None:
     for wrong in ({"label_smoothing": 1.0}, {"label_smoothing": 0.1, "loss_fn": F.cross_entropy}):
         with pytest.raises(ValueError, match=r"label_smoothing.*1"):
             lifted(**wrong)
-
-
-# ---------------------------------------------------------------------- gradients in bounds
-
-
-def raw_and_bounded(net: ps.Lifted, lr: float, **options: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    found = []
-    for bounded in (False, True):
-        net.param_groups(lr, bounded=bounded, **options)
-        net.zero_grad()
-        net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
-        found.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
-    return found[0], found[1]
-
-
-def test_every_backward_ends_within_the_limits() -> None:
-    net = lifted()
-    lr = 5.0
-    raw, kept = raw_and_bounded(net, lr, seam_lr=7.0)
-    names = [name for name in raw if name.startswith("n1.")]
-    square = sum(raw[name].double().square().sum() for name in names)
-    curvature = ps.core.feature_curvature(net.n1[:2](X).detach().double())
-    pull = net.objective(X, Y).consensus.detach().double()
-    weights = sum(p.detach().double().square().sum() for p in net.n1.parameters())
-    s = ps.core.consensus_factor(pull, square, weights, net.rho.double(), curvature, lr)
-    assert 0 < float(s) < 1
-    for name in names:
-        assert torch.allclose(kept[name].double(), s * raw[name].double(), rtol=1e-4)
-    head = ps.core.head_factor(net.prototypes.detach(), net.covariance.factors, 7.0)
-    assert 0 < float(head) < 1
-    assert torch.allclose(kept["n2.weight"], head * raw["n2.weight"], rtol=1e-5)
-    rows = ps.core.prototype_factors(raw["prototypes"], net.alpha, 7.0)
-    assert torch.allclose(kept["prototypes"], rows * raw["prototypes"], rtol=1e-5)
-
-
-def test_small_rates_leave_gradients_as_they_are() -> None:
-    raw, kept = raw_and_bounded(lifted(), 1e-6)
-    assert all(torch.equal(raw[name], kept[name]) for name in raw)
-
-
-def test_a_smaller_step_of_sgd_is_smaller_in_its_decay_too() -> None:
-    net = lifted()
-    raw, kept = raw_and_bounded(net, 5.0)
-    share = kept["n1.0.weight"].norm() / raw["n1.0.weight"].norm()
-    assert 0 < float(share) < 0.5
-    # not told to the network: the optimizer leaves it in the groups
-    torch.optim.SGD(net.param_groups(5.0), weight_decay=0.3)
-    net.zero_grad()
-    net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
-    for name, p in net.n1.named_parameters():
-        assert p.grad is not None
-        # SGD adds 0.3·p itself: together share·(g + 0.3·p)
-        expected = share * raw[f"n1.{name}"] - (1 - share) * 0.3 * p.detach()
-        assert torch.allclose(p.grad, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [torch.optim.AdamW, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam],
-)
-def test_an_optimizer_that_rescales_gradients_gets_n1s_as_they_are(kind: type[torch.optim.Optimizer]) -> None:
-    net = lifted()
-    raw, kept = raw_and_bounded(net, 5.0)
-    kind(net.param_groups(5.0), weight_decay=0.3)  # type: ignore[call-arg]
-    net.zero_grad()
-    net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
-    for name, p in net.named_parameters():
-        expected = raw[name] if name.startswith("n1.") else kept[name]  # the seam's own limits stay
-        assert p.grad is not None
-        assert torch.allclose(p.grad, expected, rtol=1e-5)
-    assert not torch.allclose(kept["n2.weight"], raw["n2.weight"])
-
-
-@pytest.mark.parametrize("none", [True, False])
-def test_accumulated_gradients_are_bounded_as_one(none: bool) -> None:
-    """Two halves of a batch, each at half weight, give the gradients of the whole."""
-    net = lifted()
-    torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))
-    quiet = ps.IsotropicCovariance(1e-6, floor=1e-3)
-    net.covariance = copy.deepcopy(quiet)
-    net.covariance.bind(CLASSES, DIM)
-    found = []
-    for parts in (1, 2):
-        net.zero_grad(set_to_none=none)
-        for x, y in zip(X.chunk(parts), Y.chunk(parts), strict=True):
-            g = torch.Generator().manual_seed(0)
-            (net.objective(x, y, generator=g).total / parts).backward()
-        found.append({name: p.grad.clone() for name, p in net.named_parameters()})
-    for name, whole in found[0].items():
-        if name != "prototypes":  # each half's is bounded by itself
-            assert torch.allclose(found[1][name], whole, rtol=2e-2, atol=1e-4), name
-
-
-def test_what_accumulates_is_bounded_by_the_mean_of_its_losses() -> None:
-    net = lifted()
-    with torch.no_grad():
-        net.n1[-1].weight.mul_(1e4)  # so that Polyak's limit, the one with the loss in it, is the tightest
-    parts = [(X[:2], Y[:2], 0.25), (X[2:], Y[2:], 0.75)]
-
-    def accumulated(bounded: bool) -> dict[str, Tensor]:
-        net.param_groups(5.0, bounded=bounded)
-        net.zero_grad()
-        for x, y, weight in parts:
-            (weight * net.objective(x, y, generator=torch.Generator().manual_seed(0)).total).backward()
-        return {name: p.grad.clone() for name, p in net.n1.named_parameters() if p.grad is not None}
-
-    raw, kept = accumulated(False), accumulated(True)
-    square = sum(g.double().square().sum() for g in raw.values())
-    loss = sum(weight * net.objective(x, y).consensus.detach().double() for x, y, weight in parts)
-    s = loss / (5.0 * square)
-    assert 0 < float(s) < 1
-    for name, gradient in raw.items():
-        assert torch.allclose(kept[name].double(), s * gradient.double(), rtol=1e-4), name
-
-
-def test_a_step_that_is_not_finite_leaves_no_trace_in_gradients_set_to_zero() -> None:
-    """As GradScaler skips it: zero_grad(set_to_none=False), and the next batch counts alone."""
-    net = lifted()
-    torch.optim.SGD(net.param_groups(5.0), weight_decay=0.3)
-    found = []
-    for scale in (1.0, math.nan, 1.0):
-        net.zero_grad(set_to_none=False)
-        terms = net.objective(X, Y, generator=torch.Generator().manual_seed(0))
-        (scale * terms.total).backward()
-        found.append({name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None})
-    for name, gradient in found[0].items():
-        assert not found[1][name].isfinite().any(), name
-        assert torch.allclose(found[2][name], gradient, rtol=1e-5), name
-
-
-def test_parameters_that_took_the_place_of_others_are_bounded() -> None:
-    net = lifted()
-    _, kept = raw_and_bounded(net, 5.0)
-    net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True)
-    net.zero_grad()
-    net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total.backward()
-    for name, p in net.named_parameters():
-        assert p.grad is not None
-        assert torch.equal(p.grad, kept[name]), name
-
-
-def test_a_loss_scale_changes_nothing_but_the_scale() -> None:
-    net = lifted()
-    torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))
-    found = []
-    for scale in (1.0, 1024.0):
-        net.zero_grad()
-        terms = net.objective(X, Y, generator=torch.Generator().manual_seed(0))
-        (scale * terms.total).backward()
-        found.append({name: p.grad / scale for name, p in net.named_parameters()})
-    for name, one in found[0].items():
-        assert torch.allclose(found[1][name], one, rtol=1e-4), name
-
-
-def test_rates_far_beyond_the_limit_still_train() -> None:
-    torch.manual_seed(0)
-    net = ps.lift(network(), num_classes=CLASSES, dim=DIM)
-    optimizer = torch.optim.SGD(net.param_groups(2.0), momentum=0.9)
-    for _ in net.epochs(DATA, 40):
-        for x, y in DATA:
-            step(net, optimizer, x, y)
-    right = [(net(x).argmax(1) == y).float().mean() for x, y in DATA]
-    assert sum(right) / len(right) > 0.95
-
-
-def test_a_deployed_or_saved_network_holds_nothing_of_the_bounds(tmp_path: Any) -> None:
-    net = lifted()
-    optimizer = sgd(net)
-    step(net, optimizer, X, Y)
-    assert not any(m._forward_pre_hooks for m in net.modules())
-    torch.save(net, tmp_path / "whole.pt")
-    copied = copy.deepcopy(net)
-    step(copied, sgd(copied), X, Y)
 
 
 # ---------------------------------------------------------------------- heads

@@ -1,6 +1,12 @@
 """The method's maths: pure functions from tensors to tensors. Torch only; no modules, no IO, no globals."""
 
-from protoseam.core.bounds import consensus_factor, feature_curvature, head_factor, prototype_factors
+from protoseam.core.bounds import (
+    batch_share,
+    consensus_factor,
+    feature_curvature,
+    head_factor,
+    prototype_factors,
+)
 from protoseam.core.calibration import calibration_error, fit_temperature, negative_log_likelihood
 from protoseam.core.covariance import (
     ClassFactors,
@@ -37,6 +43,7 @@ __all__ = [
     "SineAnneal",
     "at_least_float32",
     "automatic_floor",
+    "batch_share",
     "calibration_error",
     "class_factors",
     "class_moments",

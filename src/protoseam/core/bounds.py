@@ -15,7 +15,7 @@ from torch import Tensor
 
 from protoseam.core.precision import at_least_float32, no_autocast
 
-__all__ = ["consensus_factor", "feature_curvature", "head_factor", "prototype_factors"]
+__all__ = ["batch_share", "consensus_factor", "feature_curvature", "head_factor", "prototype_factors"]
 
 # Measured with SGD (momentum .9) on the first-try panel (benchmarks/first_try.py); docs/method-card.md has the figures.
 KAPPA_FEATURES = 1.0
@@ -46,6 +46,24 @@ def feature_curvature(h_BD: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gram) / B
 
 
+def batch_share(batch: float | Tensor, momentum: float) -> float | Tensor:
+    """min(1, B(1 − μ)/(1 + μ)): how much of a step's limit SGD with momentum μ can use on B samples.
+
+    The limits of :func:`consensus_factor` hold for one step along the gradient. A velocity Σ_j μʲ g_{t−j} is worth the
+    mean of (Σ μʲ)²/Σ μ²ʲ = (1 + μ)/(1 − μ) gradients, 19 for μ = 0.9. With fewer samples than that per step, single
+    samples decide too much of it: measured in docs/method-card.md.
+
+    Args:
+        batch: samples behind the gradient.
+        momentum: SGD's μ.
+
+    Returns:
+        A share in (0, 1]; a scalar tensor if ``batch`` is one.
+    """
+    share = batch * (1 - momentum) / (1 + momentum)
+    return share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
+
+
 def consensus_factor(
     loss: Tensor,
     gradient_square: Tensor,
@@ -53,6 +71,7 @@ def consensus_factor(
     rho: float | Tensor,
     curvature: Tensor | None,
     lr: float | Tensor,
+    share: float | Tensor = 1.0,
 ) -> Tensor:
     """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smallest of three limits.
 
@@ -73,6 +92,7 @@ def consensus_factor(
         rho: the penalty ρ in L.
         curvature: c of the last Linear's input; None if N1 does not end in a Linear.
         lr: N1's learning rate.
+        share: how much of each limit to use, :func:`batch_share`.
 
     Returns:
         A factor in (0, 1], a scalar.
@@ -83,7 +103,7 @@ def consensus_factor(
     )
     if curvature is not None:
         longest = torch.minimum(longest, KAPPA_FEATURES / (rho * curvature))
-    return (longest / lr).clamp_(max=1.0)
+    return (share * longest / lr).clamp_(max=1.0)
 
 
 def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> Tensor:

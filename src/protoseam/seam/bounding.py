@@ -1,7 +1,7 @@
 """Gradients kept in bounds: the limits of :mod:`protoseam.core.bounds`, applied at the end of every backward.
 
 Data in: a batch's consensus term and the gradients the backward left; data out: the same gradients, scaled. It owns
-the learning rates that ``net.param_groups`` was given and, while gradients accumulate, what was applied to them so far.
+what was applied to gradients so far, while they accumulate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.bounds import consensus_factor, feature_curvature, head_factor, prototype_factors
+from protoseam.core.bounds import (
+    batch_share,
+    consensus_factor,
+    feature_curvature,
+    head_factor,
+    prototype_factors,
+)
+from protoseam.seam.groups import FollowedGroups
 from protoseam.seam.processes import all_reduce, world_size
 
 if TYPE_CHECKING:
@@ -28,21 +35,23 @@ class GradientBounds:
     """Scales N1's, N2's and the prototypes' gradients in place, each by its own limit.
 
     Args:
-        lr: N1's learning rate.
-        seam_lr: that of N2 and the prototypes.
-        groups: the parameter groups that a torch optimizer was made from; it leaves its settings in them.
+        groups: the parameter groups of a torch optimizer, which leaves its settings in them. The limits follow from
+            their rates: the highest of those given and those of now.
     """
 
-    def __init__(self, lr: float, seam_lr: float, groups: Sequence[dict[str, Any]] = ()) -> None:
-        self.lr, self.seam_lr, self.groups = lr, seam_lr, groups
+    def __init__(self, groups: FollowedGroups) -> None:
+        self.groups = groups
         self.curvature: Tensor | None = None  # of the last batch, in the weights of N1's last Linear
+        self.batch = 0  # samples in the last batch
         # Since the gradients were zeroed: what was applied to N1's and N2's, the mean consensus term and curvature
         # behind them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
         self.used = False
         self._applied: tuple[Tensor | float, Tensor | float] | None = None
         self._loss: Tensor | None = None
         self._curvature: Tensor | None = None
+        self._batch: Tensor | float = 0
         self._weight: Tensor | None = None
+        self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
         self._parameters: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
 
@@ -53,42 +62,52 @@ class GradientBounds:
         Its settings in the groups say so. Limits would not shorten such steps, and small gradients can fall below the
         optimizer's ε: Adadelta then hardly moves.
         """
-        settings = self.groups[0] if self.groups else {}
+        settings = self.groups.now[0]
         like_sgd = "dampening" in settings
         return not like_sgd and ("eps" in settings or "betas" in settings)
 
     @torch.no_grad()
-    def begin(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, weight: Tensor) -> None:
+    def begin(
+        self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, weight: Tensor, batch: int
+    ) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
         n1, n2 = self._halves(net)
         gradients = _gradients(n1)
+        self._undone = None
         if not gradients or self._applied is None or self._loss is None or self._weight is None:
-            self._loss, self._curvature, self._weight = loss, curvature, weight
+            self._loss, self._curvature, self._weight, self._batch = loss, curvature, weight, batch
             return
         # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
         left = _squares(gradients)[0] > 0
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
+        state = self._loss, self._curvature, self._weight, self._batch
         self._weight = before = torch.where(left, self._weight, 0.0)
         self._add_decay(1 - factors[0])
         for of, factor in zip((gradients, _gradients(n2)), factors, strict=True):
             if of:
                 torch._foreach_div_(of, factor)
+        self._undone = state, factors, _marks(net)
         self._weight = weight + before
+        self._batch = batch + torch.where(left, torch.as_tensor(self._batch, device=left.device), 0)
         self._loss = (weight * loss + before * torch.where(left, self._loss, 0.0)) / self._weight
         if curvature is not None and self._curvature is not None:
             past = torch.where(left, self._curvature, 0.0)
             curvature = (weight * curvature + before * past) / self._weight
         self._curvature = curvature
 
-    def apply(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None) -> None:
+    def apply(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, batch: int) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
-        self._loss, self._curvature, self._weight = loss, curvature, torch.ones_like(loss)
+        self._loss, self._curvature, self._batch = loss, curvature, batch
+        self._weight = torch.ones_like(loss)
         self.end(net)
 
     @torch.no_grad()
     def end(self, net: LiftedNetwork) -> None:
         """All gradients are there: bring them within their limits."""
         if self._loss is None or self._weight is None:
+            return
+        if self._undone is not None and self._undone[2] == _marks(net):
+            self._redo(net)
             return
         loss, curvature = self._loss, self._curvature
         if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
@@ -97,21 +116,32 @@ class GradientBounds:
             loss, mean = (both / world_size()).unbind()
             curvature = None if curvature is None else mean
         n1, n2 = self._halves(net)
+        lr, seam_lr = self.groups.rate("n1", "body"), self.groups.rate("n2", "prototypes")
         body: Tensor | float = 1.0
         head: Tensor | float = 1.0
-        if self.lr > 0 and not self.leaves_n1 and (gradients := _gradients(n1)):
+        if _positive(lr) and not self.leaves_n1 and (gradients := _gradients(n1)):
             gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
             square = gradient / self._weight.square()
-            body = consensus_factor(loss, square, weights, net.rho, curvature, self.lr).clamp_(min=_LEAST)
+            share = batch_share(self._batch * world_size(), float(self.groups.now[0].get("momentum", 0.0)))
+            body = consensus_factor(loss, square, weights, net.rho, curvature, lr, share).clamp_(min=_LEAST)
             torch._foreach_mul_(gradients, body)
             self._add_decay(body - 1)
-        if self.seam_lr > 0 and isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
-            head = head_factor(net.prototypes, net.covariance.factors, self.seam_lr).to(loss.dtype)
+        if _positive(seam_lr) and isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
+            head = head_factor(net.prototypes, net.covariance.factors, seam_lr).to(loss.dtype)
             torch._foreach_mul_(gradients, head)
         s_CK = net.prototypes.grad
-        if s_CK is not None and self.seam_lr > 0:
-            s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, self.seam_lr))
+        if s_CK is not None and _positive(seam_lr):
+            s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, seam_lr))
         self._applied, self.used = (body, head), True
+
+    def _redo(self, net: LiftedNetwork) -> None:
+        """Put back what :meth:`begin` undid: ``torch.autograd.grad`` added nothing to the gradients."""
+        assert self._undone is not None
+        (self._loss, self._curvature, self._weight, self._batch), factors, _ = self._undone
+        for half, factor in zip(self._halves(net), factors, strict=True):
+            if gradients := _gradients(half):
+                torch._foreach_mul_(gradients, factor)
+        self._add_decay(factors[0] - 1)
 
     def _halves(self, net: LiftedNetwork) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """The parameters of N1 and N2, listed again if they are other ones than before."""
@@ -130,12 +160,12 @@ class GradientBounds:
         it is.
         """
         assert self._weight is not None
-        for group in self.groups:
+        for group in self.groups.now:
             decay = group.get("weight_decay", 0.0)
             if (
                 decay and "dampening" in group and group["name"] in ("n1", "body")
             ):  # dampening: SGD alone has it
-                params = [p for p in group["params"] if p.grad is not None]
+                params = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
                 gradients = [p.grad for p in params]
                 torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
@@ -169,22 +199,49 @@ class _Bounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, loss: Tensor, net: LiftedNetwork, bounds: GradientBounds) -> Tensor:
-        ctx.loss, ctx.curvature, ctx.net, ctx.bounds = loss, bounds.curvature, net, bounds
+        ctx.loss, ctx.curvature, ctx.batch, ctx.net, ctx.bounds = (
+            loss,
+            bounds.curvature,
+            bounds.batch,
+            net,
+            bounds,
+        )
         return total.view_as(total)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = grad_outputs
         net, bounds = ctx.net, ctx.bounds
-        bounds.begin(net, ctx.loss, ctx.curvature, weight)
+        bounds.begin(net, ctx.loss, ctx.curvature, weight, ctx.batch)
         engine = torch.autograd.Variable._execution_engine
         # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
         engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
         return weight, None, None, None
 
 
+def _positive(rate: float | Tensor) -> bool:
+    return isinstance(rate, Tensor) or rate > 0
+
+
 def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]
+    """The gradients there are; of a sparse one its values, without repeated rows."""
+    found = []
+    for p in parameters:
+        if p.grad is not None and p.grad.is_sparse and not p.grad.is_coalesced():
+            p.grad = p.grad.coalesce()
+        if p.grad is not None:
+            found.append(p.grad._values() if p.grad.is_sparse else p.grad)
+    return found
+
+
+def _marks(net: LiftedNetwork) -> list[tuple[int, int]]:
+    """What changes when a backward adds to gradients: those of the prototypes and the first of each half."""
+    halves = (p for half in (net.n1, net.n2) for p in [_first_with_gradient(half)] if p is not None)
+    return [(id(p.grad), p.grad._version) for p in (net.prototypes, *halves) if p.grad is not None]
+
+
+def _first_with_gradient(half: nn.Module) -> nn.Parameter | None:
+    return next((p for p in half.parameters() if p.grad is not None), None)
 
 
 def _squares(*lists: Sequence[Tensor]) -> Tensor:

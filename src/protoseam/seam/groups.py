@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["SEAM_SPEED", "layer_of", "names_without_decay", "parameter_groups"]
+__all__ = ["SEAM_SPEED", "FollowedGroups", "layer_of", "names_without_decay", "parameter_groups"]
 
 # N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 10,
 # 20, 40 and 100 times N1's rate, and of 1 and 5 with prototypes that started apart, 20 and 40 did best on the panel of
@@ -72,6 +75,46 @@ def _body_and_seam(n1: dict[str, Any], last: nn.Linear | None, body_lr: float) -
         body = []
     seam = [p for p in n1["params"] if id(p) in own]
     return [{**n1, "name": "body", "params": body, "lr": body_lr}, {**n1, "params": seam}]
+
+
+class FollowedGroups:
+    """Parameter groups as their optimizer has them now; schedulers change the rates in them.
+
+    A torch optimizer keeps the dicts that it was made from, until its ``load_state_dict`` puts others in their place.
+    So each step of an optimizer that holds the same parameters renews them.
+
+    Args:
+        groups: the groups, as ``parameter_groups`` returns them.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self.now, self.given = groups, [float(group["lr"]) for group in groups]
+        if not _FOLLOWED:
+            register_optimizer_step_pre_hook(_renew)
+        _FOLLOWED.add(self)
+
+    def rate(self, *names: str) -> float | Tensor:
+        """Return the highest rate of the groups with these names, now or as given; on the device if it is a tensor."""
+        chosen = [i for i, group in enumerate(self.now) if group["name"] in names]
+        rates = [*(self.now[i]["lr"] for i in chosen), *(self.given[i] for i in chosen)]
+        if not any(isinstance(rate, Tensor) for rate in rates):
+            return max(rates, default=0.0)
+        where = next(rate.device for rate in rates if isinstance(rate, Tensor))
+        return torch.stack([torch.as_tensor(rate, device=where) for rate in rates]).max().clamp_(min=1e-30)
+
+
+_FOLLOWED: weakref.WeakSet[FollowedGroups] = weakref.WeakSet()
+
+
+def _renew(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for followed in _FOLLOWED:
+        held = {id(group) for group in optimizer.param_groups}
+        if all(id(group) in held for group in followed.now):
+            continue
+        theirs = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        found = [theirs.get(id(group["params"][0])) for group in followed.now]
+        if all(group is not None and "name" in group for group in found):
+            followed.now = found  # type: ignore[assignment]
 
 
 def _trained(half: nn.Module) -> list[nn.Parameter]:

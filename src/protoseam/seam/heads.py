@@ -58,18 +58,22 @@ def can_refit(net: LiftedNetwork) -> bool:
 def refit_if_better(net: LiftedNetwork, z_NK: Tensor, y_N: Tensor) -> bool:
     """Replace N2 by the discriminant of these embeddings if that classifies more of them rightly; was it replaced?
 
-    A class without a sample has no mean, and N2 stays.
+    A class without a sample has no mean, and N2 stays. The discriminant of training embeddings, which lie closer
+    together than unseen ones, is far too sure; so its logits are scaled down to the mean gap between N2's two largest.
     """
     kept = {name: value.clone() for name, value in net.n2.state_dict().items()}
-    before = _right(net.n2, z_NK, y_N)
+    before = _judged(net.n2, z_NK, y_N)
     refit(net, (z_NK, y_N))
-    gain = torch.tensor([_right(net.n2, z_NK, y_N) - before])
-    found = torch.cat([gain, torch.bincount(y_N, minlength=net.num_classes).cpu()])
+    found = torch.cat(
+        [before, _judged(net.n2, z_NK, y_N), torch.bincount(y_N, minlength=net.num_classes).cpu()]
+    )
     reduce = all_reduce()
     if reduce is not None:
         reduce(found)
-    better = bool(found[0] > 0 and found[1:].all())
+    right, gap, right_now, gap_now, *count = found.tolist()
+    better = right_now > right and all(count)
     if better:
+        scale_logits(net.n2, min(1.0, gap / gap_now))
         for p in net.n2.parameters():
             broadcast(p.data)  # the same to the last bit in every process
     else:
@@ -77,11 +81,16 @@ def refit_if_better(net: LiftedNetwork, z_NK: Tensor, y_N: Tensor) -> bool:
     return better
 
 
-def _right(head: nn.Module, z_NK: Tensor, y_N: Tensor) -> int:
-    """How many of these a head classifies rightly."""
+def _judged(head: nn.Module, z_NK: Tensor, y_N: Tensor) -> Tensor:
+    """How many of these a head classifies rightly, and the sum of the gaps between its two largest logits."""
     weight = next(head.parameters())
-    parts = zip(z_NK.split(_ROWS), y_N.split(_ROWS), strict=True)
-    return sum(int((head(z.to(weight)).argmax(1).to(y.device) == y).sum()) for z, y in parts)
+    found = torch.zeros(2, dtype=torch.float64)
+    for z, y in zip(z_NK.split(_ROWS), y_N.split(_ROWS), strict=True):
+        logits = head(z.to(weight))
+        right = (logits.argmax(1).to(y.device) == y).sum()
+        largest = logits.double().topk(2, dim=1).values
+        found += torch.stack([right.double().cpu(), (largest[:, 0] - largest[:, 1]).sum().cpu()])
+    return found
 
 
 @torch.no_grad()

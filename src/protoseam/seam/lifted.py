@@ -20,7 +20,7 @@ from protoseam.errors import ArgumentError, SeamWarning
 from protoseam.seam import heads
 from protoseam.seam.bounding import GradientBounds
 from protoseam.seam.classifier import deploy_at, deploy_halves, last_linear
-from protoseam.seam.groups import layer_of, names_without_decay, parameter_groups
+from protoseam.seam.groups import FollowedGroups, layer_of, names_without_decay, parameter_groups
 from protoseam.seam.guards import (
     check_embeddings,
     check_labels,
@@ -75,8 +75,8 @@ class Lifted(LiftedNetwork):
             prototype_lr: rate of the prototypes; None: ``seam_lr``.
             prototype_weight_decay: of the prototypes; None: N2's.
             bounded: keep each backward's gradients within the limits of :mod:`protoseam.core.bounds`, which follow from
-                these rates; N1's only for SGD and its kin, since Adam's steps do not grow with a gradient. False leaves
-                all gradients as they are (the paper's recipes).
+                the rates, these or higher ones that a scheduler sets; N1's only for SGD and its kin, since Adam's steps
+                do not grow with a gradient. False leaves all gradients as they are (the paper's recipes).
 
         Returns:
             Dicts with ``name``, ``params``, ``lr`` and, where given, ``weight_decay``.
@@ -96,10 +96,8 @@ class Lifted(LiftedNetwork):
             prototype_lr=prototype_lr,
             prototype_weight_decay=prototype_weight_decay,
         )
-        rates = {group["name"]: group["lr"] for group in groups}
-        seam = max(rates.get("n2", 0.0), rates["prototypes"])
-        self._bounds = GradientBounds(max(lr, rates.get("body", 0.0)), seam, groups) if bounded else None
-        self._groups, self._given_rates = groups, [group["lr"] for group in groups]
+        self._groups = FollowedGroups(groups)
+        self._bounds = GradientBounds(self._groups) if bounded else None
         return groups
 
     def epochs(
@@ -181,7 +179,7 @@ class Lifted(LiftedNetwork):
         rho, before = (rho_at(self.schedule, at, epochs) for at in (epoch, max(epoch - 1, 0)))
         self._checks.progressed(rho, before, epoch, epochs, self._bounds is not None)
         if epoch > 0 and self._groups is not None:
-            self._checks.rates(self._given_rates, self._groups)
+            self._checks.rates(self._groups.given, self._groups.now)
         self.rho.fill_(rho)
         self.progress.copy_(torch.tensor([epoch, epochs]))
         self.covariance.progress(rho, lr)
@@ -315,7 +313,7 @@ class Lifted(LiftedNetwork):
     @property
     def _rate(self) -> float | None:
         """N1's learning rate now, as far as the optimizer works on the groups it was given."""
-        return None if self._groups is None else float(self._groups[0]["lr"])
+        return None if self._groups is None else float(self._groups.now[0]["lr"])
 
     def _has_end(self, loader: Any) -> bool:
         """Whether there is data to sweep: it has a length, or was swept before."""

@@ -26,6 +26,7 @@ from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.checks import TrainingChecks
 from protoseam.seam.classifier import last_linear
 from protoseam.seam.covariance import AbstractCovariance, RunningCovariance
+from protoseam.seam.groups import FollowedGroups
 from protoseam.seam.guards import (
     check_output,
     first_output,
@@ -118,8 +119,7 @@ class LiftedNetwork(KeepsState):
         self.register_load_state_dict_post_hook(_after_load)
         self._checks = TrainingChecks(ready=self.init != "fsinit")
         self._bounds: GradientBounds | None = None
-        self._groups: list[dict[str, Any]] | None = None
-        self._given_rates: list[float] = []
+        self._groups: FollowedGroups | None = None
         self._proved, self._names = seam_layer is None, accepted_names(n1)
 
     def extra_repr(self) -> str:
@@ -260,6 +260,7 @@ class LiftedNetwork(KeepsState):
         classify, push = terms.without_images(self, self.prototypes, generator)
         total = pull + classify + push
         if self._bounds is not None and total.requires_grad and not torch.compiler.is_compiling():
+            self._bounds.batch = len(z_BK)
             total = bounded(self, total, pull, self._bounds)
         return Terms(total, pull, classify, push)
 

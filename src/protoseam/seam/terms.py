@@ -121,5 +121,5 @@ def backward(
     for p, gradient in zip(head, gradients, strict=True):
         p.grad = gradient
     if net._bounds is not None:
-        net._bounds.apply(net, terms.consensus, curvature[-1] if curvature else None)
+        net._bounds.apply(net, terms.consensus, curvature[-1] if curvature else None, len(z_BK))
     return terms

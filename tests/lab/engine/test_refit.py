@@ -35,8 +35,10 @@ def test_a_short_run_on_own_data_ends_with_the_discriminant() -> None:
     z, y = sweep(run)
     _, means, (pooled,) = class_moments(z, y, 10, structure="shared")
     weight, bias = linear_discriminant(means, pooled + 0.1**2 * torch.eye(32).to(pooled))
-    assert torch.allclose(seam.n2.weight.double(), weight, rtol=1e-4, atol=1e-5)
-    assert torch.allclose(seam.n2.bias.double(), bias, rtol=1e-4, atol=1e-4)
+    scale = seam.n2.weight.detach().double().norm() / weight.norm()  # no surer than N2 was
+    assert 0 < scale <= 1
+    assert torch.allclose(seam.n2.weight.double(), scale * weight, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(seam.n2.bias.double(), scale * bias, rtol=1e-4, atol=1e-4)
     without = trained(dataclasses.replace(OWN, lift=dataclasses.replace(OWN.lift, refit=False)))
     assert without.objective.seam is not None
     assert torch.equal(without.objective.seam.prototypes, seam.prototypes)

@@ -212,6 +212,7 @@ class FlatSGD(FlatOptimizer):
         groups = list(groups)
         for group in groups:
             group.setdefault("dampening", 0.0)  # as torch.optim.SGD does: the seam's bounds know SGD by it
+            group.setdefault("momentum", options.get("momentum", 0.9))
         super().__init__(groups, **options)
         fused = kernels.find("step", self.segments[0].master.device)
         self.update = sgd_update if fused is None else fused.sgd_update
