@@ -104,7 +104,7 @@ def test_training_that_ends_at_chance_says_so_last(
     for line, end in zip(lines[-2:], ends, strict=True):
         assert line.startswith(end)
         assert "is near chance: with 3 classes, always answering 'amber' gives 33.33 %" in line
-        assert "Try one of --epochs 10, --optim.lr 0.02, --optim.name adamw" in line
+        assert "Try one of --epochs 10, --optim.name adamw --optim.lr 0.001." in line
     assert "baseline-1: after 3 epochs validation accuracy" in told.err
     assert told.err.count("baseline-1: after ") == 1  # and not again after 4
     assert main(["train", "--resume", str(out / "baseline-1")]) == 0
@@ -159,6 +159,8 @@ def test_the_grid_of_a_sweep_follows_the_optimizer() -> None:
     assert rates["sgd"] == GRID["optim.lr"]
     assert 0.001 in rates["adamw"]
     assert max(rates["adamw"]) < min(rates["sgd"])
+    assert _space(None, RunConfig(data="./mine"))["optim.lr"].values == rates["adamw"]  # what training takes
+    assert _space(None, RunConfig(data="digits"))["optim.lr"].values == rates["sgd"]
 
 
 def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +180,10 @@ def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, capsys: pytest.C
 
 def test_the_optimizer_is_named_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = folder(tmp_path / "some"), tmp_path / "run"
-    words = [f"--data={data}", *QUICK, "--image_size=8", "--epochs=1", "--optim.lr=3e-4", "--out", str(out)]
-    assert main(["train", *words]) == 0
-    assert "run: SGD with learning rate 0.0003 and weight decay 0.0005" in "".join(capsys.readouterr())
+    words = [f"--data={data}", *QUICK, "--image_size=8", "--epochs=1"]
+    assert main(["train", *words, "--optim.lr=3e-4", "--out", str(out)]) == 0
+    told = "".join(capsys.readouterr())
+    assert "run: AdamW with learning rate 0.0003 and weight decay 0.01, gradients clipped at 1." in told
+    assert "high for AdamW" not in told
+    assert main(["train", *words, "--optim.lr=0.05", "--out", str(tmp_path / "fast")]) == 0
+    assert "This rate is high for AdamW: --optim.name sgd takes such rates." in "".join(capsys.readouterr())

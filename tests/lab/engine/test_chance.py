@@ -12,30 +12,33 @@ from protoseam.lab.pipeline.resident import suitable_batch
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "counts", "chance"),
+    ("right", "counts", "chance"),
     [
-        (0.20, [12] * 5, True),
-        (0.30, [12] * 5, True),
-        (0.31, [12] * 5, False),
-        (0.60, [50, 50], True),
-        (0.61, [50, 50], False),  # 1.5/n would be 75 %
-        (0.90, [90, 10], True),  # always the first
-        (0.91, [90, 10], False),
-        (0.015, [10] * 100, True),
-        (0.02, [10] * 100, False),
+        ([12, 0, 0, 0, 0], [12] * 5, True),
+        ([4, 4, 4, 3, 3], [12] * 5, True),
+        ([4, 4, 4, 4, 3], [12] * 5, False),
+        ([60, 60], [100, 100], True),
+        ([60, 61], [100, 100], False),  # 1.5/n would be 75 %
+        ([90, 0], [90, 10], True),  # always the first
+        ([82, 8], [90, 10], False),  # fewer right than that, and yet it knows both
+        ([0, 5, 0], [0, 10, 10], True),  # a class that is not there
+        ([0, 10, 4], [0, 10, 10], False),
+        ([1, 0] * 50, [67] * 100, True),
+        ([2] * 100, [100] * 100, False),
     ],
 )
-def test_chance(accuracy: float, counts: list[int], chance: bool) -> None:
-    told = at_chance(accuracy, counts, [f"c{i}" for i in range(len(counts))], "test")
+def test_chance(right: list[int], counts: list[int], chance: bool) -> None:
+    told = at_chance(right, counts, [f"c{i}" for i in range(len(counts))], "test")
     assert (told is not None) == chance
     if told is not None:
-        share = 100 * max(counts) / sum(counts)
+        share, accuracy = max(counts) / sum(counts), sum(right) / sum(counts)
+        share *= 100
         assert f"test accuracy {100 * accuracy:.2f} % is near chance: with {len(counts)} classes" in told
-        assert f"always answering 'c0' gives {share:.2f} %" in told
+        assert f"always answering 'c{counts.index(max(counts))}' gives {share:.2f} %" in told
 
 
 def test_no_samples_are_no_chance() -> None:
-    assert at_chance(0.0, [0, 0], ["a", "b"], "test") is None
+    assert at_chance([0, 0], [0, 0], ["a", "b"], "test") is None
 
 
 def test_advice_has_numbers() -> None:

@@ -54,7 +54,7 @@ OTHER: dict[str, Any] = {
     "epochs": 7, "batch_size": 64, "validation": 0.2, "augment": "paper", "optim": OptimConfig(lr=0.5),
     "lift": LiftConfig(dim=5), "precision": "bf16", "compile": False, "graph": False, "deterministic": True,
     "on_nonfinite": "skip", "eval_every": 2, "keep_embeddings": 3, "image_size": 16, "mixup": 0.2, "cutmix": 1.0,
-    "label_smoothing": 0.1, "average": 0.9, "init_from": "run",
+    "label_smoothing": 0.1, "average": 0.9, "calibrate": True, "init_from": "run",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from protoseam.lab.cli.parser import (
     spare_threads,
 )
 from protoseam.lab.cli.report import leave_page
-from protoseam.lab.engine.config import ConfigError, RunConfig, Variant
+from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, resolved
 
 if TYPE_CHECKING:
     from protoseam.lab.experiments.space import Space
@@ -80,7 +80,7 @@ def _space(words: list[str] | None, config: RunConfig) -> Space:
     from protoseam.lab.experiments.space import ADAMW_GRID, Choice, parse_space
 
     if not words:
-        grid = ADAMW_GRID if config.optim.name == "adamw" else paper.GRID
+        grid = ADAMW_GRID if resolved(config).optim.name == "adamw" else paper.GRID
         return {key: Choice(values) for key, values in grid.items()}
     space = parse_space(words)
     ends = {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}

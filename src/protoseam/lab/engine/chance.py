@@ -10,22 +10,20 @@ from protoseam.lab.pipeline.resident import suitable_batch
 FEW_STEPS = 10  # per epoch
 
 
-def at_chance(accuracy: float, counts: Sequence[int], classes: Sequence[str], what: str) -> str | None:
-    """Return a sentence if ``accuracy`` is no better than guessing on samples with these class counts; else None.
+def at_chance(right: Sequence[int], counts: Sequence[int], classes: Sequence[str], what: str) -> str | None:
+    """Return a sentence if ``right`` of these ``counts`` of each class are no better than guessing; else None.
 
-    Guessing gives 1/n. Up to half as much again (at most ten points) counts as chance too, and so does what always
-    answering the most frequent class would give.
+    Guessing gives 1/n in the mean over the classes, and so does one answer to everything. Up to half as much again (at
+    most ten points) counts as chance too.
     """
-    n, total = len(classes), sum(counts)
-    if not total or n < 2:
+    seen = [(r, count) for r, count in zip(right, counts, strict=True) if count]
+    n = len(seen)
+    if n < 2 or sum(r / count for r, count in seen) / n > min(1.5 / n, 1 / n + 0.1):
         return None
-    most = max(range(n), key=lambda c: counts[c])
-    majority = counts[most] / total
-    if accuracy > max(min(1.5 / n, 1 / n + 0.1), majority):
-        return None
+    most = max(range(len(counts)), key=lambda c: counts[c])
     return (
-        f"{what} accuracy {100 * accuracy:.2f} % is near chance: with {n} classes, always answering "
-        f"{classes[most]!r} gives {100 * majority:.2f} %."
+        f"{what} accuracy {100 * sum(right) / sum(counts):.2f} % is near chance: with {len(classes)} classes, always "
+        f"answering {classes[most]!r} gives {100 * counts[most] / sum(counts):.2f} %."
     )
 
 
@@ -36,10 +34,10 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
     options = [f"--epochs {2 * config.epochs}"]
     if better < batch_size and samples // batch_size < 2 * FEW_STEPS:
         options.insert(0, f"--batch_size {better}")
+    usual, _ = OptimConfig(name=config.optim.name).resolved()
     if config.optim.name == "adamw":
-        options.append(f"--optim.name adamw --optim.lr {lr * 3:g}")
+        options.append(f"--optim.name adamw --optim.lr {usual if lr < usual / 2 else lr * 3:g}")
     else:
-        usual, _ = OptimConfig(name="sgd").resolved()
         other = usual if lr < usual / 2 else lr / 5
         options += [f"--optim.lr {other:g}", "--optim.name adamw with its own learning rate"]
     if config.optim.clip is None or config.optim.clip > 1:
@@ -53,7 +51,12 @@ def optimizer_of(config: RunConfig) -> str:
     lr, decay = config.optim.resolved()
     name = "AdamW" if config.optim.name == "adamw" else "SGD"
     clip = f", gradients clipped at {config.optim.clip:g}" if config.optim.clip else ""
-    return f"{name} with learning rate {lr:g} and weight decay {decay:g}{clip}."
+    high = (
+        " This rate is high for AdamW: --optim.name sgd takes such rates."
+        if name == "AdamW" and lr > 0.01
+        else ""
+    )
+    return f"{name} with learning rate {lr:g} and weight decay {decay:g}{clip}.{high}"
 
 
 def epoch_of(samples: int, batch_size: int) -> str:

@@ -46,7 +46,7 @@ class OptimConfig:
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
         name: sgd (with Nesterov momentum; paper, protocol) or adamw (with decoupled weight decay). null: adamw for
-            your own data if lr is null as well, else sgd.
+            your own data, else sgd.
         clip: largest global norm of the gradients; longer ones are scaled down to it. null: none for a catalogued
             data set, else 1.0: small batches can otherwise end any rate's training at chance. 0: none.
     """
@@ -263,7 +263,7 @@ def resolved(config: RunConfig) -> RunConfig:
         return dataclasses.replace(section, **{k: v for k, v in usual.items() if getattr(section, k) is None})
 
     own = not is_catalogued(config.data)
-    optim = filled(config.optim, name="adamw" if own and config.optim.lr is None else "sgd")
+    optim = filled(config.optim, name="adamw" if own else "sgd")
     lr, decay = optim.resolved()
     if own and config.variant == "protoseam" and optim.name == "adamw":
         decay = _LIFTED_DECAY

@@ -75,7 +75,7 @@ def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[s
     by_class = right / seen.clamp_min(1)
     worst = by_class.argsort()[:5].tolist()
     accuracy = int(right.sum()) / int(seen.sum())
-    told = at_chance(accuracy, seen.tolist(), data.classes, split)
+    told = at_chance(right.tolist(), seen.tolist(), data.classes, split)
     return {
         "split": split,
         "accuracy": accuracy,

@@ -183,19 +183,24 @@ class Run:
 
     # ------------------------------------------------------------------ evaluation: the deployed network
 
-    @torch.no_grad()
     def accuracy(self, split: str) -> float | None:
         """Return the accuracy of N2∘N1 on the validation or test data; None if that split is empty."""
+        right, count = self.right(split)
+        return sum(right) / sum(count) if sum(count) else None
+
+    @torch.no_grad()
+    def right(self, split: str) -> tuple[list[int], list[int]]:
+        """Return how many samples of each class N2∘N1 answers rightly, and how many there are."""
         self.objective.eval()
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        seen = 0
+        found = torch.zeros(2, self.data.num_classes, dtype=torch.int64, device=self.device)
         with self.averaged():
             for x, y in self.data.batches(split):
                 with self.casting():
                     logits = self.objective.logits(x)
-                correct += (logits.argmax(1) == y).sum()
-                seen += len(y)
-        return int(correct) / seen if seen else None
+                found[0].index_add_(0, y, (logits.argmax(1) == y).long())
+                found[1].index_add_(0, y, torch.ones_like(y))
+        right, count = found.tolist()
+        return right, count
 
     def averaged(self) -> AbstractContextManager[None]:
         """Give the network its averaged weights inside the context, if the run keeps an average."""

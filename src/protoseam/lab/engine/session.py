@@ -259,14 +259,12 @@ class Session:
         late = [row for row in looked if row["epoch"] >= max(3, self.config.epochs / 5)]
         if len(late) != 1 or late[0]["epoch"] == self.config.epochs or late[0] is not self.history[-1]:
             return None
-        told = self._at_chance("validation", late[0]["validation_accuracy"])
+        told = self._at_chance("validation")
         return None if told is None else f"{self.out.name}: after {late[0]['epoch']} epochs {told}"
 
-    def _at_chance(self, split: str, accuracy: float) -> str | None:
+    def _at_chance(self, split: str) -> str | None:
         data = self.run.data
-        labels = (data.validation if split == "validation" else data.test)[1]
-        counts = torch.bincount(labels, minlength=data.num_classes).tolist()
-        told = at_chance(accuracy, counts, data.classes, split)
+        told = at_chance(*self.run.right(split), data.classes, split)
         return told and f"{told} {what_to_try(self.config, data.size, data.batch_size)}"
 
     def save(self) -> int:
@@ -302,7 +300,7 @@ class Session:
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
-        if accuracy is not None and (told := self._at_chance("test", accuracy)):
+        if told := self._at_chance("test"):
             result["at_chance"] = told
         if self.run.temperature != 1:
             result["temperature"] = self.run.temperature
