@@ -135,6 +135,26 @@ def test_an_option_of_the_wrong_kind_is_refused(name: str) -> None:
     lifted(draws=np.int64(2), alpha=np.float32(2), init=torch.zeros(3, 4))
 
 
+UNKNOWN = {
+    "rho_max": r"schedule=ps\.SineAnneal\(rho_max=…\)",
+    "floor": r"covariance=ps\.RunningCovariance\(floor=…\)",
+    "variance": r"covariance=ps\.IsotropicCovariance\(variance=…\)",
+    "seam_lr": r"net\.param_groups\(seam_lr=…\)",
+    "label_smothing": r"did you mean 'label_smoothing'\?",
+    "device": r"\. help\(ps\.lift\)",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_keyword_that_is_no_option_is_refused(name: str) -> None:
+    halves = nn.Linear(8, 4), nn.Linear(4, CLASSES)
+    for lift in (lifted, lambda **options: ps.lift(halves, **options)):
+        with pytest.raises(ps.ArgumentTypeError, match=f"no option '{name}'.*{UNKNOWN[name]}"):
+            lift(**{name: 0.5})
+    with pytest.raises(TypeError, match=r"'rho_max' .*, 'antithetik'"):
+        ps.Lifted(*halves, num_classes=3, dim=4, rho_max=4, antithetik=True)  # type: ignore[call-arg]
+
+
 def test_a_lifted_network_is_not_lifted_again() -> None:
     with pytest.raises(ps.ProtoSeamError, match=r"lifted already.*net\.deploy"):
         ps.lift(lifted(), num_classes=CLASSES)
