@@ -230,7 +230,7 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> str | None:
 
 
 def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[str] | None) -> Tensor:
-    """N1(x), which must be the output of its layer ``name`` itself, with nothing computed after it."""
+    """N1(x), which must be the output of its layer ``name`` (see :func:`is_output_of`)."""
     seen: list[Tensor] = []
     watched = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
@@ -254,7 +254,7 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
             "output further, as models with two heads do. Cut elsewhere: ps.lift((n1, n2), …)"
         ) from error
     check_output(n1, z)
-    if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
+    if len(seen) != 1 or not is_output_of(seen[0], z):
         raise SeamError(
             f"the output of {type(n1).__name__} is not the output of its layer {name!r}"
             f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "
@@ -262,6 +262,24 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
             "elsewhere: ps.lift((n1, n2), …)"
         )
     return z
+
+
+def is_output_of(layer: Tensor, z: Tensor) -> bool:
+    """Whether ``z`` is what a Linear returned, or per sample one of its positions, or the mean over them.
+
+    To pick a token, as decoders do, or to average is the same before a Linear and behind it.
+    """
+    if z is layer or z.shape == layer.shape:
+        return z is layer or torch.equal(z, layer)
+    if z.ndim != 2 or layer.ndim < 3 or layer.shape[-1] != z.shape[1]:
+        return False
+    for axis, size in enumerate(layer.shape[:-1]):
+        if size == len(z):  # that of the samples: the first, or the second of a recurrent layer's
+            z_BTK, eps = layer.movedim(axis, 0).flatten(1, -2).to(z.dtype), 8 * torch.finfo(layer.dtype).eps
+            picked_BT = torch.isclose(z_BTK, z[:, None], rtol=0, atol=0, equal_nan=True).all(2)
+            if bool(picked_BT.any(1).all()) or torch.allclose(z_BTK.mean(1), z, eps, eps, equal_nan=True):
+                return True
+    return False
 
 
 def name_some(classes: list[int]) -> str:
