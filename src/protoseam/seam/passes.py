@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +22,21 @@ _DEVICE_BYTES = 2**28
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    """Inputs on the device: an array, or the arrays in a dict or tuple, for networks that take several."""
+    """Inputs on the device: tensors, arrays, what can move itself, and those in containers; the rest as it is."""
+    if isinstance(x, Tensor) or (isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufc"):
+        return torch.as_tensor(x).to(device, non_blocking=True)
+    if callable(
+        getattr(x, "to", None)
+    ):  # before containers: a PackedSequence is a tuple that keeps sizes on the CPU
+        return x.to(device)
     if isinstance(x, Mapping):
         return {key: _moved(part, device) for key, part in x.items()}
-    if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+    if isinstance(x, list | tuple):
         parts = [_moved(part, device) for part in x]
+        if all(part is own for part, own in zip(parts, x, strict=True)):
+            return x
         return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    return torch.as_tensor(x).to(device, non_blocking=True)
+    return x
 
 
 def collect_embeddings(
