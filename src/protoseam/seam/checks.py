@@ -39,6 +39,10 @@ _UNKNOWN_SIZE = 50_000  # samples of an epoch, where no sweep has counted them
 _FEW_STEPS = 10
 _SAMPLES = 2000  # drawn for a look at the head
 _MOST_CLASSES = 2000  # beyond them a look would hold matrices of n×n doubles, 32 MB each
+_COLLAPSED = (
+    "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). Start "
+    "again with a smaller learning rate, a longer warm-up or a smaller rho_max"
+)
 
 
 class TrainingChecks:
@@ -55,6 +59,7 @@ class TrainingChecks:
     def _forget(self) -> None:
         self._guard = StepGuard()
         self._last_total: Tensor | None = None
+        self._last_range: tuple[Tensor, Tensor, Tensor] | None = None  # of the embeddings, and their targets
         self._since_progress = self._since_refresh = 0  # samples that the objective has seen
         self._steps = 0  # of this epoch
         self._modes: set[bool] = set()  # of the network in this epoch's steps: train mode or not
@@ -137,6 +142,8 @@ class TrainingChecks:
 
     def after_step(self, net: LiftedNetwork, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         """Check that the terms are finite: now on a CPU, between epochs elsewhere."""
+        if self._own and net.training and torch.is_grad_enabled():
+            self._last_range = (*torch.aminmax(z_BK.detach(), dim=0), y_B.detach())
         if self._own and y_B.device.type == "cpu":
             parts = {k: v for k, v in terms._asdict().items() if k != "total"}
             check_terms(parts, z_BK, y_B, without_bounds(net))
@@ -144,7 +151,7 @@ class TrainingChecks:
             self._last_total = terms.total.detach()
 
     def between_epochs(self, net: LiftedNetwork) -> None:
-        """Check that the prototypes move, and that the last objective was finite."""
+        """Check that the prototypes move, that the last objective was finite, and its embeddings not all equal."""
         if self._own:
             self._guard.epoch(net.prototypes, _witness(net))
         if self._last_total is not None and not math.isfinite(float(self._last_total)):
@@ -152,6 +159,17 @@ class TrainingChecks:
                 "the objective is not finite: training has diverged. Lower the learning rate, clip gradients, or let "
                 f"ρ grow more slowly (a longer schedule, a smaller rho_max){without_bounds(net)}"
             )
+
+        if self._last_range is not None:  # running moments remember what was before a collapse
+            low_K, high_K, y_B = self._last_range
+            self._last_range = None
+            if torch.equal(low_K, high_K) and bool((y_B != y_B[:1]).any()):
+                self._say("collapse", _COLLAPSED + without_bounds(net))
+
+    def collapsed(self, z_NK: Tensor) -> None:
+        """Say once that all embeddings of a sweep are equal: no head can tell the classes apart."""
+        if len(z_NK) > 1 and torch.equal(*torch.aminmax(z_NK, dim=0)):
+            self._say("collapse", _COLLAPSED)
 
     def progressed(self, rho: float, before: float, epoch: int, epochs: int, bounded: bool) -> None:
         """An epoch starts at ρ; a jump of ρ is dangerous where no bound holds the gradients."""
@@ -196,7 +214,8 @@ class TrainingChecks:
         epoch, epochs = (int(v) for v in net.progress)
         late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
         idle = self._guard.idle or net.num_classes > _MOST_CLASSES
-        if self._own and late and not idle and not {"near", "head"} <= self._said:
+        told = "collapse" in self._said or {"near", "head"} <= self._said
+        if self._own and late and not idle and not told:
             with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
                 self._judge(net, f"after epoch {epoch + 1} of {epochs}")
 

@@ -144,16 +144,6 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str, more: str = "") -> N
         )
 
 
-def warn_collapse(z_NK: Tensor) -> None:
-    """All embeddings equal: every class sits on one point, and no head can tell them apart."""
-    low_K, high_K = torch.aminmax(z_NK, dim=0)
-    if len(z_NK) > 1 and torch.equal(low_K, high_K):
-        warn(
-            "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). "
-            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max"
-        )
-
-
 def warn_about_data(z_NK: Tensor, count_C: Tensor, dim: int, structure: str, floor: float | str) -> None:
     """Say what only the data can tell: one-sided embeddings (§design), and classes with too few samples."""
     if len(z_NK) > 1 and bool((z_NK >= 0).all()):

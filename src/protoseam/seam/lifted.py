@@ -25,7 +25,6 @@ from protoseam.seam.guards import (
     check_embeddings,
     check_labels,
     refuse_sharded,
-    warn_collapse,
 )
 from protoseam.seam.loop import each_epoch
 from protoseam.seam.network import LiftedNetwork
@@ -340,5 +339,5 @@ class Lifted(LiftedNetwork):
         check_labels(y_N, self.num_classes)
         check_one_label_each(z_NK, y_N)
         check_embeddings(z_NK, y_N, what)
-        warn_collapse(z_NK)
+        self._checks.collapsed(z_NK)
         return z_NK, y_N
