@@ -240,11 +240,11 @@ def test_prototypes_without_values_under_a_compiled_step() -> None:
 @pytest.mark.parametrize("what", ["initialize", "refresh"])
 def test_loaders(what: str) -> None:
     sweep = getattr(lifted(), what)
-    with pytest.raises(ValueError, match=f"{what} got an empty loader: was it a generator, used up"):
+    with pytest.raises(ValueError, match=f"{what} got an empty loader"):
         sweep([])
     used_up = iter(DATA)
     list(used_up)
-    with pytest.raises(ValueError, match="got an empty loader"):
+    with pytest.raises(ValueError, match=f"{what} got an empty loader: was it a generator, used up"):
         sweep(used_up)
     for wrong, fact in ((X, "Tensor"), ((X,), "tuple"), ({"x": X, "y": Y}, "keys 'x', 'y'")):
         with pytest.raises(TypeError, match=rf"{what} .*{fact}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from toys import CLASSES, DIM, batches, lifted, network, same, sgd, step
 
 import protoseam as ps
@@ -113,6 +115,55 @@ def test_loaders_without_a_length_and_those_that_can_be_read_once() -> None:
     for start, epochs in ((3, 2), (-1, 2), (0, 0)):
         with pytest.raises(ValueError, match=f"start={start}, epochs={epochs}"):
             net.epochs(DATA, epochs, start=start)
+
+
+def test_a_loader_without_a_batch_is_refused() -> None:
+    x, y = (torch.cat(parts) for parts in zip(*DATA, strict=True))
+    loader = DataLoader(TensorDataset(x, y), 100, drop_last=True)
+    net = lifted()
+    for use in (net.initialize, lambda data: net.epochs(data, 3)):
+        with pytest.raises(ValueError, match=r"no batch of its 64 samples.*drop_last=False"):
+            use(loader)
+    with pytest.raises(ValueError, match="it has no batch, so"):
+        net.epochs([], 3)
+
+
+class Stream(IterableDataset[Any]):
+    """Batches without a length."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def test_an_epoch_over_a_stream_that_is_used_up_is_told_once() -> None:
+    net = lifted(refit=False, covariance=ps.RunningCovariance())
+    loader = DataLoader(Stream(iter(DATA)), batch_size=None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        optimizer = sgd(net)
+        for _ in net.epochs(loader, 3):
+            for x, y in loader:
+                step(net, optimizer, x, y)
+    assert len(said) == 1
+    assert re.match("this epoch took no step.*generator is empty from the second pass", str(said[0].message))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own tracing
+def test_an_epoch_over_a_stream_with_steps_of_any_kind_is_left_in_peace() -> None:
+    net = lifted(refit=False, covariance=ps.RunningCovariance())
+    loader = DataLoader(Stream(DATA), batch_size=None)
+    optimizer, compiled = sgd(net), torch.compile(net, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", "this epoch took no step")
+        for _ in net.epochs(loader, 3):
+            for x, y in loader:  # a compiled step is not counted
+                optimizer.zero_grad()
+                compiled(x, y).total.backward()
+                optimizer.step()
 
 
 def test_an_exception_passes_and_the_loop_can_go_on() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ class TrainingChecks:
         self.ready, self.counted = ready, False  # the prototypes have values; the classes were counted
         self.samples = 0  # of the training data, once counted
         self.trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
+        # Within net.epochs, whether its loader has a length.
+        self.loop: Literal["counted", "endless"] | None = None
         self._own = True  # False: a training engine checks steps and finiteness itself
         self._looked = self._whole = False
         self._forget()
@@ -205,6 +207,13 @@ class TrainingChecks:
                 "of the classes is not followed: call net.train() before each epoch's batches",
             )
         self._modes.clear()
+        unread = self.loop == "endless" and not self._steps and self._guard.still
+        if unread:
+            self._say(
+                "no step",
+                "this epoch took no step: did the loader yield no batch? An iterable data set over a generator is "
+                "empty from the second pass on, and net.epochs makes the first: open the data anew in its __iter__",
+            )
         if 0 < self._steps < _FEW_STEPS:
             self._say(
                 "steps",
@@ -213,7 +222,7 @@ class TrainingChecks:
             )
         epoch, epochs = (int(v) for v in net.progress)
         late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
-        idle = self._guard.idle or net.num_classes > _MOST_CLASSES
+        idle = unread or self._guard.idle or net.num_classes > _MOST_CLASSES
         told = "collapse" in self._said or {"near", "head"} <= self._said
         if self._own and late and not idle and not told:
             with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are

@@ -95,6 +95,25 @@ def _as_indices(y_B: Tensor) -> str:
     return "if they are one-hot, pass y.argmax(1), or y.float() for soft targets"
 
 
+def length_of(loader: Any) -> int | None:
+    """How many batches a loader has; None if it does not say."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def check_not_empty(loader: Any, what: str) -> None:
+    """Refuse a loader that says it has no batch."""
+    if length_of(loader) == 0:
+        samples = length_of(getattr(loader, "dataset", None))
+        raise ArgumentError(
+            f"{what} got an empty loader: it has no batch{f' of its {samples} samples' if samples else ''}, so nothing "
+            "would be trained. With drop_last=True a DataLoader leaves out a last batch smaller than batch_size: take "
+            "a smaller batch_size, or drop_last=False"
+        )
+
+
 def check_output(model: nn.Module, output: object) -> None:
     """Refuse an output that is not a tensor."""
     if not isinstance(output, Tensor | fx.Proxy):  # a proxy: the model is being traced
@@ -293,7 +312,8 @@ class StepGuard:
         self.snapshot: tuple[Tensor, Tensor] | None = None
         self.steps = 0  # since the last look between epochs
         self.moved = False  # the prototypes, in any epoch so far
-        self.idle = False  # the last epoch moved neither them nor the head
+        self.still = False  # the last epoch moved neither them nor the head
+        self.idle = False  # although it had steps
 
     def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
         """Called before each objective in training."""
@@ -325,11 +345,12 @@ class StepGuard:
         before, self.snapshot = self.snapshot, (prototypes.detach().clone(), other.detach().clone())
         if before is None or before[0].device != prototypes.device:
             return
-        self.idle = False
+        self.still = self.idle = False
         if not torch.equal(before[0], prototypes):
             self.moved = True
             return
         if torch.equal(before[1], other):
+            self.still = True
             if steps >= _PATIENCE:
                 self.idle = True
                 warn(

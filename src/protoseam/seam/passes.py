@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protoseam.core.precision import at_least_float32
 from protoseam.errors import ArgumentError, SeamError
 from protoseam.seam.calling import inputs_and_labels
-from protoseam.seam.guards import hard_labels, warn, warn_other_labels
+from protoseam.seam.guards import check_not_empty, hard_labels, warn, warn_other_labels
 from protoseam.seam.loaders import swept
 from protoseam.seam.split import evaluating
 
@@ -51,7 +51,8 @@ def collect_embeddings(
     size = 0
     before: Any = None
     shape: torch.Size | None = None
-    first = what == "initialize"
+    if first := what == "initialize":
+        check_not_empty(loader, what)
     with as_deployed(module, untrained=first) as fresh, swept(loader) as batches, torch.no_grad():
         for batch in batches:
             inputs, labels = inputs_and_labels(batch, what)
