@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import warnings
@@ -164,6 +165,25 @@ def test_an_epoch_over_a_stream_with_steps_of_any_kind_is_left_in_peace() -> Non
                 optimizer.zero_grad()
                 compiled(x, y).total.backward()
                 optimizer.step()
+
+
+def test_batches_evaluated_often_are_no_forgotten_call() -> None:
+    net = lifted()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=1e-3, max_iter=6)
+
+    def closure(x: Tensor, y: Tensor) -> float:
+        optimizer.zero_grad()
+        total = net.objective(x, y).total
+        total.backward()
+        return float(total.detach())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "net.objective has seen")
+        warnings.filterwarnings("ignore", "this epoch had|N2 classifies")
+        for _ in net.epochs(DATA, 2):
+            for batch in DATA:
+                optimizer.step(functools.partial(closure, *batch))
+    assert forgetful(net, progress=False, refresh=False)  # without the loop they are asked for again
 
 
 def test_an_exception_passes_and_the_loop_can_go_on() -> None:

@@ -126,6 +126,8 @@ class TrainingChecks:
         self._since_progress += samples
         self._since_refresh += samples
         self._steps += 1
+        if self.loop is not None:  # which makes the calls, however often a batch is evaluated
+            return
         epoch = self.samples or _UNKNOWN_SIZE
         lacking = []
         if self._since_progress > 2 * epoch:
