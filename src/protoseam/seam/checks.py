@@ -90,6 +90,14 @@ class TrainingChecks:
                 "net.initialize(loader) before training, or lift with init='random'"
             )
 
+    def must_have_values(self, net: LiftedNetwork) -> None:
+        """The same outside training, where the tensor itself decides: an average of weights copies no flag.
+
+        Training does not ask the tensor, which is 0 before FSInit, but may have been drawn with all parameters.
+        """
+        if not self.ready and not bool(net.prototypes.any()):
+            self.must_be_ready()
+
     def must_be_whole(self, net: LiftedNetwork) -> None:
         """Refuse sharded parameters, once."""
         if not self._whole:

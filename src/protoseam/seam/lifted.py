@@ -248,7 +248,7 @@ class Lifted(LiftedNetwork):
         Raises:
             SeamError: N2 is not one Linear with a bias, or the prototypes have no values yet.
         """
-        self._checks.must_be_ready()
+        self._checks.must_have_values(self)
         heads.refit(self, None if loader is None else self._swept(loader, None, "refit_head"))
 
     @torch.no_grad()
