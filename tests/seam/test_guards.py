@@ -221,7 +221,8 @@ def test_batches_of_one_class_before_a_fresh_normalisation() -> None:
 
 def test_prototypes_without_values() -> None:
     with pytest.raises(
-        ps.SeamError, match=r"FSInit.*net\.initialize\(loader\) before training, or .*init='random'"
+        ps.SeamError,
+        match=r"FSInit.*net\.initialize\(loader\) before training, or .*init='random'.*SeamCallback",
     ):
         lifted(init="fsinit")(X, Y)
 

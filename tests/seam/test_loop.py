@@ -237,6 +237,17 @@ def test_a_scheduler_that_gives_all_groups_one_rate_is_told_once() -> None:
     assert not cycled(one_rate=False, epochs=3)
 
 
+def test_a_swa_rate_for_all_groups_is_told_how_to_be_several() -> None:
+    net = lifted()
+    optimizer = sgd(net)
+    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01, anneal_epochs=1)
+    net.set_progress(0, 3)
+    step(net, optimizer, *DATA[0])
+    scheduler.step()
+    with pytest.warns(ps.SeamWarning, match=r"same rate.*for OneCycleLR, or a list swa_lr=\[…\] for SWALR"):
+        net.set_progress(1, 3)
+
+
 def test_rates_that_are_equal_by_wish_or_zero_are_no_mistake() -> None:
     for given, now in (([0.1, 0.1, 0.1], [0.1] * 3), ([0.1, 3.0, 3.0], [0.0] * 3)):
         checks = TrainingChecks(ready=True)
@@ -358,14 +369,15 @@ def test_a_seam_that_learns_is_left_in_peace() -> None:
         epoch_of(net, 10, 19, 100)
 
 
-def test_a_look_at_the_head_changes_nothing_of_it() -> None:
+def test_a_look_at_the_head_changes_nothing_of_it(recwarn: pytest.WarningsRecorder) -> None:
     n2 = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
     halves = nn.Linear(6, DIM), n2
     net = ps.lift(halves, dim=DIM, num_classes=CLASSES, init="random", covariance=ps.IsotropicCovariance())
     net.set_progress(19, 100)
     before, drawn = {k: v.clone() for k, v in n2.state_dict().items()}, torch.get_rng_state()
     net.refresh()
-    assert net._checks._said  # it did look
+    assert "head" in net._checks._said  # it did look
+    assert not any("refit_head" in str(w.message) for w in recwarn)  # this N2 has no closed form
     assert same(n2.state_dict(), before)
     assert torch.equal(drawn, torch.get_rng_state())
     assert n2.training

@@ -110,6 +110,40 @@ def test_batches_whose_second_part_is_no_label_are_refused(second: Tensor) -> No
         lifted().initialize(DataLoader(TensorDataset(x, second, y), 10))
 
 
+def test_classes_without_a_sample_name_the_part_that_was_read() -> None:
+    x, y = blobs()
+    group = torch.zeros_like(y)
+    with pytest.raises(
+        ps.ArgumentError, match=r"classes 1, 2 have no sample.*second of the 3 parts of a batch$"
+    ):
+        lifted().initialize(DataLoader(TensorDataset(x, group, y), 10))
+    with pytest.raises(ps.ArgumentError, match=r"init='random'$"):
+        lifted().initialize(DataLoader(TensorDataset(x, group), 10))
+
+
+def test_a_dict_of_loaders_is_named(loader: DataLoader[Any]) -> None:
+    with pytest.raises(TypeError, match=r"initialize got a dict with the keys 'train', 'val', not a loader"):
+        next(iter(lifted().epochs({"train": loader, "val": loader}, 3)))
+
+
+def test_batches_that_begin_with_the_label_are_told_the_order() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.fc = nn.EmbeddingBag(20, 8), nn.Linear(8, CLASSES)
+
+        def forward(self, text: Tensor, offsets: Tensor) -> Tensor:
+            return self.fc(self.bag(text, offsets))
+
+    text, offsets, y = torch.randint(20, (24,)), torch.arange(0, 24, 2), torch.arange(12) % CLASSES
+    with pytest.raises(
+        ps.ArgumentTypeError, match=r"'offsets'.*the first part is the inputs and the second the l"
+    ):
+        lifted(Bag()).initialize([(y, text, offsets)])
+    net = lifted(Bag(), init="random")
+    assert net.objective({"text": text, "offsets": offsets}, y).total.isfinite()
+
+
 def test_labels_as_arrays_are_labels() -> None:
     x, y = blobs()
     index = torch.arange(10)

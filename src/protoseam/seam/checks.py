@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
+from protoseam.core.initializers import forward_sweep
 from protoseam.core.sampling import sample
-from protoseam.errors import SeamError
+from protoseam.errors import ArgumentError, SeamError
 from protoseam.seam.guards import (
     StepGuard,
     check_batch,
@@ -27,6 +28,7 @@ from protoseam.seam.guards import (
     warn_about_data,
     without_bounds,
 )
+from protoseam.seam.heads import can_refit
 from protoseam.seam.processes import world_size
 from protoseam.seam.split import evaluating
 
@@ -50,6 +52,7 @@ class TrainingChecks:
 
     def __init__(self, ready: bool) -> None:
         self.ready, self.counted = ready, False  # the prototypes have values; the classes were counted
+        self.parts = 2  # of a batch that initialize has read
         self.samples = 0  # of the training data, once counted
         self.trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
         # Within net.epochs, whether its loader has a length.
@@ -87,7 +90,8 @@ class TrainingChecks:
         if not self.ready:
             raise SeamError(
                 "the prototypes have no values yet: FSInit puts them on the class means. Call "
-                "net.initialize(loader) before training, or lift with init='random'"
+                "net.initialize(loader) before training, or lift with init='random'. With Lightning or the Trainer, "
+                "SeamCallback makes the call"
             )
 
     def must_have_values(self, net: LiftedNetwork) -> None:
@@ -103,6 +107,17 @@ class TrainingChecks:
         if not self._whole:
             refuse_sharded(net)
             self._whole = True
+
+    def class_means(self, count_C: Tensor, mean_CK: Tensor) -> Tensor:
+        """FSInit's prototypes; if a class has no sample, the error says where the labels were looked for."""
+        try:
+            return forward_sweep(count_C, mean_CK)
+        except ArgumentError as error:
+            if self.parts == 2:
+                raise
+            raise ArgumentError(
+                f"{error}. The labels were read from the second of the {self.parts} parts of a batch"
+            ) from None
 
     def look(self, net: LiftedNetwork, z_NK: Tensor, count_C: Tensor) -> None:
         """Say once what only the data can tell."""
@@ -203,8 +218,8 @@ class TrainingChecks:
                 "rates",
                 f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "
                 f"{' and '.join(f'{rate:.2g}' for rate in sorted(set(given)))}: a scheduler that takes one rate sets "
-                "all groups to it. Give it one for each: OneCycleLR(optimizer, max_lr=[g['lr'] for g in "
-                "optimizer.param_groups], …)",
+                "all groups to it. Give it one for each of net.param_groups: max_lr=[g['lr'] for g in "
+                "optimizer.param_groups] for OneCycleLR, or a list swa_lr=[…] for SWALR",
             )
 
     def refreshed(self, net: LiftedNetwork) -> None:
@@ -268,7 +283,7 @@ class TrainingChecks:
                 "head",
                 f"{when} N2 classifies {100 * learned:.0f} % of its own samples rightly, "
                 f"with a mean confidence of {100 * sure:.0f} %, where a linear discriminant would get "
-                f"{100 * best:.0f} %: {why}, or set N2 in closed form: net.refit_head()",
+                f"{100 * best:.0f} %: {why}{', or set N2 in closed form: net.refit_head()' * can_refit(net)}",
             )
 
     def floors(self, net: LiftedNetwork, found: Refreshed) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
-from protoseam.seam.calling import call
+from protoseam.seam.calling import call, takes_one
 
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
 _PATIENCE = 8
@@ -246,14 +246,15 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
         with watched:
             z: Tensor = call(n1, x, names)
     except (TypeError, AttributeError) as error:
-        if isinstance(x, Tensor) or seen:
+        if seen or (isinstance(x, Tensor) and takes_one(n1)):
             raise
         keys = f" with the keys {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         change = "rename the keys" if keys else "give it a dict instead"
         raise ArgumentTypeError(
             f"{type(n1).__name__} cannot be called with a {type(x).__name__}{keys} ({error}). A dict is passed by name "
             f"if the forward has arguments of these names, all else as one argument: {change}, or wrap the model "
-            "in a module whose forward(self, inputs) calls it"
+            "in a module whose forward(self, inputs) calls it. Of a batch, the first part is the inputs and the second "
+            "the labels"
         ) from error
     except RuntimeError as error:
         if not seen:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.covariance import check_one_label_each, class_moments
-from protoseam.core.initializers import forward_sweep
 from protoseam.core.schedules import rho_at
 from protoseam.errors import ArgumentError, SeamWarning
 from protoseam.seam import heads
@@ -154,7 +153,7 @@ class Lifted(LiftedNetwork):
                     stacklevel=2,
                 )
             with torch.no_grad():
-                self.prototypes.copy_(forward_sweep(count_C, mean_CK))
+                self.prototypes.copy_(self._checks.class_means(count_C, mean_CK))
         broadcast(self.prototypes.data)
         self._checks.look(self, z_NK, count_C)
         self.ready.fill_(True)
