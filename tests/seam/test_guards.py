@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -219,7 +221,8 @@ def test_batches_of_one_class_before_a_fresh_normalisation() -> None:
 
 def test_prototypes_without_values() -> None:
     with pytest.raises(
-        ps.SeamError, match=r"FSInit.*net\.initialize\(loader\) before training, or .*init='random'"
+        ps.SeamError,
+        match=r"FSInit.*net\.initialize\(loader\) before training, or .*init='random'.*SeamCallback",
     ):
         lifted(init="fsinit")(X, Y)
 
@@ -238,11 +241,11 @@ def test_prototypes_without_values_under_a_compiled_step() -> None:
 @pytest.mark.parametrize("what", ["initialize", "refresh"])
 def test_loaders(what: str) -> None:
     sweep = getattr(lifted(), what)
-    with pytest.raises(ValueError, match=f"{what} got an empty loader: was it a generator, used up"):
+    with pytest.raises(ValueError, match=f"{what} got an empty loader"):
         sweep([])
     used_up = iter(DATA)
     list(used_up)
-    with pytest.raises(ValueError, match="got an empty loader"):
+    with pytest.raises(ValueError, match=f"{what} got an empty loader: was it a generator, used up"):
         sweep(used_up)
     for wrong, fact in ((X, "Tensor"), ((X,), "tuple"), ({"x": X, "y": Y}, "keys 'x', 'y'")):
         with pytest.raises(TypeError, match=rf"{what} .*{fact}"):
@@ -335,6 +338,35 @@ def test_a_collapsed_network_is_named() -> None:
     data = [(torch.randn(9, 4), torch.arange(9) % 3)]
     with pytest.warns(ps.SeamWarning, match="all embeddings are equal"):
         net.refresh(data)
+
+
+def test_a_collapse_is_told_in_its_epoch() -> None:
+    """By an estimator that sweeps nothing, too; and then without advice about the head, which is not to blame."""
+    net = ps.lift(network(), dim=3, refit=False, schedule=ps.ConstantRho(4))
+    net.initialize(DATA)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    said = []
+    for epoch in range(8):
+        if epoch == 1:  # as when its ReLUs have died
+            net.n1.requires_grad_(False)[2].weight.zero_()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            net.set_progress(epoch, 8)
+            for x, y in DATA:
+                step(net, optimizer, x, y)
+            net.objective(X[:2], Y[[0, 0]])  # one class may well be at one point
+            net.objective(X, Y)
+            net.refresh()
+        said += [f"{epoch}: {w.message}" for w in told if "this epoch had" not in str(w.message)]
+    assert len(said) == 1
+    assert re.fullmatch(r"1: all embeddings are equal.*Nothing bounds.*net\.param_groups.*", said[0])
+
+
+def test_a_last_batch_of_one_class_is_no_collapse() -> None:
+    net = lifted(init="random")
+    net.set_progress(0, 2)
+    net.objective(X[[0, 0]], Y[[0, 0]])
+    net.refresh(DATA)
 
 
 def test_initialising_what_was_loaded_is_told() -> None:

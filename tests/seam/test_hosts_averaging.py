@@ -74,6 +74,35 @@ def test_an_average_of_weights_leaves_the_seams_state_alone(host: str, estimator
     assert average.module(DATA[0][0]).shape == (16, CLASSES)
 
 
+def test_an_average_begun_before_training_is_ready_after_it() -> None:
+    net = lifted(init="fsinit")
+    average, x = AveragedModel(net), DATA[0][0]
+    for use in (lambda: average.module.score_ood(x), lambda: average.module.refit_head(DATA)):
+        with pytest.raises(ps.SeamError, match="no values yet"):
+            use()
+    optimizer = sgd(net)
+    for _ in net.epochs(DATA, 3):
+        for batch in DATA:
+            step(net, optimizer, *batch)
+        average.update_parameters(net)
+    other = lifted(init="fsinit")
+    other.load_state_dict(average.module.state_dict())
+    for averaged in (average.module, other):
+        assert averaged.score_ood(x).isfinite().all()
+        averaged.refit_head(DATA)
+        assert float((averaged.eval()(x).argmax(1) == DATA[0][1]).float().mean()) > 0.9
+    assert torch.equal(other.prototypes, average.module.prototypes)
+
+
+def test_prototypes_drawn_with_all_parameters_are_not_ready() -> None:
+    net = lifted(init="fsinit")
+    for p in net.parameters():
+        torch.nn.init.normal_(p)
+    with pytest.raises(ps.SeamError, match="no values yet"):
+        net.objective(*DATA[0])
+    net.initialize(DATA)  # as the first look at the data, without a warning
+
+
 class Module(L.LightningModule):
     """A user's module around a lifted network, with the calls of an epoch in its hooks."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from toys import batches, lifted, sgd
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
 
 import protoseam as ps
+from protoseam.seam.guards import is_output_of
 
 DATA = batches()
 
@@ -105,3 +113,95 @@ def test_a_hugging_face_model_lifts_as_it_is(form: str) -> None:
         plain = net.deploy(fold=True)
         assert torch.allclose(plain(**inputs).logits, net(inputs), atol=1e-5)
         assert isinstance(plain, DistilBertForSequenceClassification)
+
+
+def test_a_decoder_that_classifies_by_its_last_token_is_lifted() -> None:
+    """It applies its Linear to every token and then picks the last one that is no padding."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=6, num_labels=3, pad_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = GPT2ForSequenceClassification(config)
+    data = []
+    for padded in (0, 2):  # the tokens picked differ from batch to batch, and within one
+        ids, y = torch.randint(3, 20, (12, 6)), torch.arange(12) % 3
+        ids[:6, 6 - padded :] = 0
+        data.append({"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": y})
+    net = ps.lift(model, num_classes=3, dim=4)
+    before = net.n1.score.weight.detach().clone()
+    optimizer = torch.optim.AdamW(net.param_groups(lr=1e-3))
+    for _ in net.epochs(data, 2):
+        for batch in data:
+            optimizer.zero_grad()
+            net.objective(batch, batch["labels"]).total.backward()
+            optimizer.step()
+    assert not torch.equal(net.n1.score.weight, before)
+    net.eval()
+    plain = net.deploy(fold=True)
+    with torch.no_grad():
+        for batch in data:
+            inputs = {name: part for name, part in batch.items() if name != "labels"}
+            for deployed in (plain, net.deploy()):
+                assert torch.allclose(deployed(**inputs).logits, net(inputs), atol=1e-5)
+    model.load_state_dict(plain.state_dict())  # the architecture as it was
+
+
+class Positions(nn.Module):
+    """A Linear at every position of a sequence, and something behind it."""
+
+    def __init__(self, behind: str) -> None:
+        super().__init__()
+        self.embed, self.score, self.behind = nn.Embedding(50, 16), nn.Linear(16, 4), behind
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        z = self.score(self.embed(ids))
+        return {
+            "last": lambda: z[:, -1],
+            "mean": lambda: z.mean(1),
+            "sum": lambda: z.sum(1) / z.shape[1],
+            "other sample": lambda: z[:, -1].roll(1, 0),
+            "largest": lambda: z.amax(1),
+            "softmax": lambda: z[:, -1].softmax(1),
+            "softmax of the mean": lambda: z.mean(1).softmax(1),
+            "one number": lambda: z[:, :, 0],
+        }[self.behind]()
+
+
+@pytest.mark.parametrize("behind", ["last", "mean", "sum"])
+def test_picking_or_averaging_positions_commutes_with_the_seam(behind: str) -> None:
+    x, y = torch.randint(50, (8, 6)), torch.arange(8) % 4
+    for options in ({}, {"at": "score", "probe": x}):
+        net = ps.lift(Positions(behind), num_classes=4, dim=3, **options)  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*samples")  # two per class
+            net.initialize([(x, y)])
+        assert net.seam_layer == "score"
+        net.eval()
+        assert torch.allclose(net.deploy(fold=True)(x), net(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "behind", ["other sample", "largest", "softmax", "softmax of the mean", "one number"]
+)
+def test_what_does_not_commute_with_the_seam_is_refused(behind: str) -> None:
+    x, y = torch.randint(50, (8, 6)), torch.arange(8) % 4
+    with pytest.raises(ps.SeamError, match="is not the output of its layer 'score'"):
+        ps.lift(Positions(behind), num_classes=4, dim=3).initialize([(x, y)])
+
+
+def test_positions_may_lie_before_the_samples() -> None:
+    layer, recurrent = torch.randn(6, 8, 4), nn.GRU(5, 16)
+    assert is_output_of(layer, layer[-1])
+    assert not is_output_of(layer, layer[-1].roll(1, 0))
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.fc = recurrent, nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.gru(x)[0])[-1]
+
+    net = ps.lift(Recurrent(), num_classes=4, dim=3, init="random")
+    assert net.objective(torch.randn(6, 8, 5), torch.arange(8) % 4).total.isfinite()

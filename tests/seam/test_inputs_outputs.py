@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 from toys import CLASSES, FEATURES, batches, lifted, network
 
 import protoseam as ps
+from protoseam.seam.passes import _moved
 
 X, Y = batches()[0]
 DATA = batches()
@@ -111,6 +116,78 @@ def test_inputs_may_come_in_dicts_and_tuples() -> None:
     named.load_state_dict(plain.state_dict() | {"ready": torch.tensor(False)})
     named.initialize([({"a": x, "b": x}, y) for x, y in DATA])
     assert torch.equal(named.prototypes, plain.prototypes)
+
+
+@dataclasses.dataclass
+class Graph:
+    """As the batches of graph libraries are: tensors, and a ``to`` that moves them."""
+
+    x: torch.Tensor
+    names: list[str]
+
+    def to(self, device: Any) -> Graph:
+        return Graph(self.x.to(device), self.names)
+
+
+def packed(x: torch.Tensor) -> PackedSequence:
+    lengths = torch.arange(len(x)) % 3 + 1  # in no order, so that it holds indices too
+    return pack_padded_sequence(x[:, None].expand(-1, 3, -1), lengths, batch_first=True, enforce_sorted=False)
+
+
+KINDS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "packed": (packed, lambda x: pad_packed_sequence(x, batch_first=True)[0][:, 0]),
+    "packed in order": (
+        lambda x: pack_sequence([row[None] for row in x]),  # None where the others have indices
+        lambda x: pad_packed_sequence(x, batch_first=True)[0][:, 0],
+    ),
+    "object": (lambda x: Graph(x, ["a"] * len(x)), lambda x: x.x),
+    "dict": (lambda x: {"x": x, "mask": None, "name": "a", "of": {"y": x.numpy()}}, lambda x: x["x"]),
+    "list": (lambda x: [x, None, ["a"] * len(x)], lambda x: x[0]),
+    "strings": (
+        lambda x: [" ".join(map(str, row.tolist())) for row in x],
+        lambda x: torch.tensor([[float(word) for word in row.split()] for row in x]),
+    ),
+    "array of strings": (
+        lambda x: np.array(x.tolist()).astype(str),
+        lambda x: torch.tensor(x.astype("float32")),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_need_not_be_tensors(kind: str) -> None:
+    """The passes over the data take what the objective takes."""
+    wrap, read = KINDS[kind]
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network()
+
+        def forward(self, x: Any) -> torch.Tensor:
+            return self.body(read(x))
+
+    net = lifted(Reads(), init="fsinit")
+    data = [(wrap(x), y) for x, y in DATA]
+    net.initialize(data)
+    assert net.objective(*data[0]).total.isfinite()
+    net.refresh(data)
+    plain = lifted(network(), init="fsinit")
+    plain.n1.load_state_dict(net.n1.body.state_dict())
+    plain.initialize(DATA)
+    assert torch.allclose(net.prototypes, plain.prototypes, atol=1e-6)
+
+
+def test_inputs_are_moved_as_they_ask_to_be() -> None:
+    meta, x = torch.device("meta"), torch.randn(4, 6)
+    moved = _moved({"in": [packed(x), Graph(x, ["a"])], "lengths": x.numpy(), "none": None, "id": "a"}, meta)
+    sequence, graph = moved["in"]
+    assert isinstance(sequence, PackedSequence)
+    assert sequence.data.is_meta
+    assert not sequence.batch_sizes.is_meta  # as torch's recurrent layers want it
+    assert graph.x.is_meta
+    assert moved["lengths"].is_meta
+    assert (moved["none"], moved["id"]) == (None, "a")
 
 
 def test_the_deployed_network_can_be_traced_before_it_is_deployed() -> None:

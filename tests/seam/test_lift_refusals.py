@@ -137,8 +137,16 @@ def test_layers_that_do_not_exist() -> None:
         ValueError, match=r"Noisy has no layer named 'zzzz'\. It has 'body', 'fc'\? dict\(model"
     ):
         ps.lift(Noisy(), at="zzzz")
-    with pytest.raises(ValueError, match="has no layer named ''"):
+    with pytest.raises(ValueError, match=r"has no layer named ''\. It has 'body', 'fc'\?"):
         ps.lift(Noisy(), at="")
+
+
+def test_a_linear_is_a_layer_without_a_name() -> None:
+    with pytest.raises(ValueError, match="say at='' to replace"):
+        ps.lift(nn.Linear(FEATURES, 5), num_classes=CLASSES)
+    net = ps.lift(nn.Linear(FEATURES, 5), num_classes=CLASSES, dim=DIM, at="")
+    net.initialize(batches())
+    assert net.deploy(fold=True)(X).shape == (len(X), CLASSES)
 
 
 def test_no_linear_to_lift() -> None:

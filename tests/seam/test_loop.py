@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from toys import CLASSES, DIM, batches, lifted, network, same, sgd, step
 
 import protoseam as ps
@@ -115,6 +118,74 @@ def test_loaders_without_a_length_and_those_that_can_be_read_once() -> None:
             net.epochs(DATA, epochs, start=start)
 
 
+def test_a_loader_without_a_batch_is_refused() -> None:
+    x, y = (torch.cat(parts) for parts in zip(*DATA, strict=True))
+    loader = DataLoader(TensorDataset(x, y), 100, drop_last=True)
+    net = lifted()
+    for use in (net.initialize, lambda data: net.epochs(data, 3)):
+        with pytest.raises(ValueError, match=r"no batch of its 64 samples.*drop_last=False"):
+            use(loader)
+    with pytest.raises(ValueError, match="it has no batch, so"):
+        net.epochs([], 3)
+
+
+class Stream(IterableDataset[Any]):
+    """Batches without a length."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def test_an_epoch_over_a_stream_that_is_used_up_is_told_once() -> None:
+    net = lifted(refit=False, covariance=ps.RunningCovariance())
+    loader = DataLoader(Stream(iter(DATA)), batch_size=None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        optimizer = sgd(net)
+        for _ in net.epochs(loader, 3):
+            for x, y in loader:
+                step(net, optimizer, x, y)
+    assert len(said) == 1
+    assert re.match("this epoch took no step.*generator is empty from the second pass", str(said[0].message))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own tracing
+def test_an_epoch_over_a_stream_with_steps_of_any_kind_is_left_in_peace() -> None:
+    net = lifted(refit=False, covariance=ps.RunningCovariance())
+    loader = DataLoader(Stream(DATA), batch_size=None)
+    optimizer, compiled = sgd(net), torch.compile(net, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", "this epoch took no step")
+        for _ in net.epochs(loader, 3):
+            for x, y in loader:  # a compiled step is not counted
+                optimizer.zero_grad()
+                compiled(x, y).total.backward()
+                optimizer.step()
+
+
+def test_batches_evaluated_often_are_no_forgotten_call() -> None:
+    net = lifted()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=1e-3, max_iter=6)
+
+    def closure(x: Tensor, y: Tensor) -> float:
+        optimizer.zero_grad()
+        total = net.objective(x, y).total
+        total.backward()
+        return float(total.detach())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "net.objective has seen")
+        warnings.filterwarnings("ignore", "this epoch had|N2 classifies")
+        for _ in net.epochs(DATA, 2):
+            for batch in DATA:
+                optimizer.step(functools.partial(closure, *batch))
+    assert forgetful(net, progress=False, refresh=False)  # without the loop they are asked for again
+
+
 def test_an_exception_passes_and_the_loop_can_go_on() -> None:
     net = lifted(init="fsinit")
     optimizer = sgd(net)
@@ -164,6 +235,17 @@ def test_a_scheduler_that_gives_all_groups_one_rate_is_told_once() -> None:
     assert "net.param_groups gave them 0.001 and 0.03" in message
     assert "max_lr=[g['lr'] for g in optimizer.param_groups]" in message
     assert not cycled(one_rate=False, epochs=3)
+
+
+def test_a_swa_rate_for_all_groups_is_told_how_to_be_several() -> None:
+    net = lifted()
+    optimizer = sgd(net)
+    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.01, anneal_epochs=1)
+    net.set_progress(0, 3)
+    step(net, optimizer, *DATA[0])
+    scheduler.step()
+    with pytest.warns(ps.SeamWarning, match=r"same rate.*for OneCycleLR, or a list swa_lr=\[…\] for SWALR"):
+        net.set_progress(1, 3)
 
 
 def test_rates_that_are_equal_by_wish_or_zero_are_no_mistake() -> None:
@@ -287,14 +369,15 @@ def test_a_seam_that_learns_is_left_in_peace() -> None:
         epoch_of(net, 10, 19, 100)
 
 
-def test_a_look_at_the_head_changes_nothing_of_it() -> None:
+def test_a_look_at_the_head_changes_nothing_of_it(recwarn: pytest.WarningsRecorder) -> None:
     n2 = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
     halves = nn.Linear(6, DIM), n2
     net = ps.lift(halves, dim=DIM, num_classes=CLASSES, init="random", covariance=ps.IsotropicCovariance())
     net.set_progress(19, 100)
     before, drawn = {k: v.clone() for k, v in n2.state_dict().items()}, torch.get_rng_state()
     net.refresh()
-    assert net._checks._said  # it did look
+    assert "head" in net._checks._said  # it did look
+    assert not any("refit_head" in str(w.message) for w in recwarn)  # this N2 has no closed form
     assert same(n2.state_dict(), before)
     assert torch.equal(drawn, torch.get_rng_state())
     assert n2.training

@@ -110,6 +110,40 @@ def test_batches_whose_second_part_is_no_label_are_refused(second: Tensor) -> No
         lifted().initialize(DataLoader(TensorDataset(x, second, y), 10))
 
 
+def test_classes_without_a_sample_name_the_part_that_was_read() -> None:
+    x, y = blobs()
+    group = torch.zeros_like(y)
+    with pytest.raises(
+        ps.ArgumentError, match=r"classes 1, 2 have no sample.*second of the 3 parts of a batch$"
+    ):
+        lifted().initialize(DataLoader(TensorDataset(x, group, y), 10))
+    with pytest.raises(ps.ArgumentError, match=r"init='random'$"):
+        lifted().initialize(DataLoader(TensorDataset(x, group), 10))
+
+
+def test_a_dict_of_loaders_is_named(loader: DataLoader[Any]) -> None:
+    with pytest.raises(TypeError, match=r"initialize got a dict with the keys 'train', 'val', not a loader"):
+        next(iter(lifted().epochs({"train": loader, "val": loader}, 3)))
+
+
+def test_batches_that_begin_with_the_label_are_told_the_order() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.fc = nn.EmbeddingBag(20, 8), nn.Linear(8, CLASSES)
+
+        def forward(self, text: Tensor, offsets: Tensor) -> Tensor:
+            return self.fc(self.bag(text, offsets))
+
+    text, offsets, y = torch.randint(20, (24,)), torch.arange(0, 24, 2), torch.arange(12) % CLASSES
+    with pytest.raises(
+        ps.ArgumentTypeError, match=r"'offsets'.*the first part is the inputs and the second the l"
+    ):
+        lifted(Bag()).initialize([(y, text, offsets)])
+    net = lifted(Bag(), init="random")
+    assert net.objective({"text": text, "offsets": offsets}, y).total.isfinite()
+
+
 def test_labels_as_arrays_are_labels() -> None:
     x, y = blobs()
     index = torch.arange(10)
@@ -133,6 +167,26 @@ def test_an_option_of_the_wrong_kind_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} must be .*{words}"):
         lifted(**{name: value})
     lifted(draws=np.int64(2), alpha=np.float32(2), init=torch.zeros(3, 4))
+
+
+UNKNOWN = {
+    "rho_max": r"schedule=ps\.SineAnneal\(rho_max=…\)",
+    "floor": r"covariance=ps\.RunningCovariance\(floor=…\)",
+    "variance": r"covariance=ps\.IsotropicCovariance\(variance=…\)",
+    "seam_lr": r"net\.param_groups\(seam_lr=…\)",
+    "label_smothing": r"did you mean 'label_smoothing'\?",
+    "device": r"\. help\(ps\.lift\)",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_keyword_that_is_no_option_is_refused(name: str) -> None:
+    halves = nn.Linear(8, 4), nn.Linear(4, CLASSES)
+    for lift in (lifted, lambda **options: ps.lift(halves, **options)):
+        with pytest.raises(ps.ArgumentTypeError, match=f"no option '{name}'.*{UNKNOWN[name]}"):
+            lift(**{name: 0.5})
+    with pytest.raises(TypeError, match=r"'rho_max' .*, 'antithetik'"):
+        ps.Lifted(*halves, num_classes=3, dim=4, rho_max=4, antithetik=True)  # type: ignore[call-arg]
 
 
 def test_a_lifted_network_is_not_lifted_again() -> None:

@@ -21,6 +21,15 @@ def accepted_names(model: nn.Module) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
+def takes_one(model: nn.Module) -> bool:
+    """Whether a forward can be called with one argument."""
+    try:
+        inspect.signature(model.forward).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
 def call(model: nn.Module, x: Any, names: frozenset[str] | None) -> Any:
     """``model(x)``, or ``model(**x)`` for a dict whose keys the forward accepts; ``.logits`` of an output object."""
     if isinstance(x, Mapping) and not x.keys().isdisjoint(LABEL_KEYS):  # N1 has no use for them

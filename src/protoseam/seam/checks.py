@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
+from protoseam.core.initializers import forward_sweep
 from protoseam.core.sampling import sample
-from protoseam.errors import SeamError
+from protoseam.errors import ArgumentError, SeamError
 from protoseam.seam.guards import (
     StepGuard,
     check_batch,
@@ -27,6 +28,7 @@ from protoseam.seam.guards import (
     warn_about_data,
     without_bounds,
 )
+from protoseam.seam.heads import can_refit
 from protoseam.seam.processes import world_size
 from protoseam.seam.split import evaluating
 
@@ -39,6 +41,10 @@ _UNKNOWN_SIZE = 50_000  # samples of an epoch, where no sweep has counted them
 _FEW_STEPS = 10
 _SAMPLES = 2000  # drawn for a look at the head
 _MOST_CLASSES = 2000  # beyond them a look would hold matrices of n×n doubles, 32 MB each
+_COLLAPSED = (
+    "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). Start "
+    "again with a smaller learning rate, a longer warm-up or a smaller rho_max"
+)
 
 
 class TrainingChecks:
@@ -46,8 +52,11 @@ class TrainingChecks:
 
     def __init__(self, ready: bool) -> None:
         self.ready, self.counted = ready, False  # the prototypes have values; the classes were counted
+        self.parts = 2  # of a batch that initialize has read
         self.samples = 0  # of the training data, once counted
         self.trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
+        # Within net.epochs, whether its loader has a length.
+        self.loop: Literal["counted", "endless"] | None = None
         self._own = True  # False: a training engine checks steps and finiteness itself
         self._looked = self._whole = False
         self._forget()
@@ -55,6 +64,7 @@ class TrainingChecks:
     def _forget(self) -> None:
         self._guard = StepGuard()
         self._last_total: Tensor | None = None
+        self._last_range: tuple[Tensor, Tensor, Tensor] | None = None  # of the embeddings, and their targets
         self._since_progress = self._since_refresh = 0  # samples that the objective has seen
         self._steps = 0  # of this epoch
         self._modes: set[bool] = set()  # of the network in this epoch's steps: train mode or not
@@ -80,14 +90,34 @@ class TrainingChecks:
         if not self.ready:
             raise SeamError(
                 "the prototypes have no values yet: FSInit puts them on the class means. Call "
-                "net.initialize(loader) before training, or lift with init='random'"
+                "net.initialize(loader) before training, or lift with init='random'. With Lightning or the Trainer, "
+                "SeamCallback makes the call"
             )
+
+    def must_have_values(self, net: LiftedNetwork) -> None:
+        """The same outside training, where the tensor itself decides: an average of weights copies no flag.
+
+        Training does not ask the tensor, which is 0 before FSInit, but may have been drawn with all parameters.
+        """
+        if not self.ready and not bool(net.prototypes.any()):
+            self.must_be_ready()
 
     def must_be_whole(self, net: LiftedNetwork) -> None:
         """Refuse sharded parameters, once."""
         if not self._whole:
             refuse_sharded(net)
             self._whole = True
+
+    def class_means(self, count_C: Tensor, mean_CK: Tensor) -> Tensor:
+        """FSInit's prototypes; if a class has no sample, the error says where the labels were looked for."""
+        try:
+            return forward_sweep(count_C, mean_CK)
+        except ArgumentError as error:
+            if self.parts == 2:
+                raise
+            raise ArgumentError(
+                f"{error}. The labels were read from the second of the {self.parts} parts of a batch"
+            ) from None
 
     def look(self, net: LiftedNetwork, z_NK: Tensor, count_C: Tensor) -> None:
         """Say once what only the data can tell."""
@@ -119,6 +149,8 @@ class TrainingChecks:
         self._since_progress += samples
         self._since_refresh += samples
         self._steps += 1
+        if self.loop is not None:  # which makes the calls, however often a batch is evaluated
+            return
         epoch = self.samples or _UNKNOWN_SIZE
         lacking = []
         if self._since_progress > 2 * epoch:
@@ -137,6 +169,8 @@ class TrainingChecks:
 
     def after_step(self, net: LiftedNetwork, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         """Check that the terms are finite: now on a CPU, between epochs elsewhere."""
+        if self._own and net.training and torch.is_grad_enabled():
+            self._last_range = (*torch.aminmax(z_BK.detach(), dim=0), y_B.detach())
         if self._own and y_B.device.type == "cpu":
             parts = {k: v for k, v in terms._asdict().items() if k != "total"}
             check_terms(parts, z_BK, y_B, without_bounds(net))
@@ -144,7 +178,7 @@ class TrainingChecks:
             self._last_total = terms.total.detach()
 
     def between_epochs(self, net: LiftedNetwork) -> None:
-        """Check that the prototypes move, and that the last objective was finite."""
+        """Check that the prototypes move, that the last objective was finite, and its embeddings not all equal."""
         if self._own:
             self._guard.epoch(net.prototypes, _witness(net))
         if self._last_total is not None and not math.isfinite(float(self._last_total)):
@@ -152,6 +186,17 @@ class TrainingChecks:
                 "the objective is not finite: training has diverged. Lower the learning rate, clip gradients, or let "
                 f"ρ grow more slowly (a longer schedule, a smaller rho_max){without_bounds(net)}"
             )
+
+        if self._last_range is not None:  # running moments remember what was before a collapse
+            low_K, high_K, y_B = self._last_range
+            self._last_range = None
+            if torch.equal(low_K, high_K) and bool((y_B != y_B[:1]).any()):
+                self._say("collapse", _COLLAPSED + without_bounds(net))
+
+    def collapsed(self, z_NK: Tensor) -> None:
+        """Say once that all embeddings of a sweep are equal: no head can tell the classes apart."""
+        if len(z_NK) > 1 and torch.equal(*torch.aminmax(z_NK, dim=0)):
+            self._say("collapse", _COLLAPSED)
 
     def progressed(self, rho: float, before: float, epoch: int, epochs: int, bounded: bool) -> None:
         """An epoch starts at ρ; a jump of ρ is dangerous where no bound holds the gradients."""
@@ -173,8 +218,8 @@ class TrainingChecks:
                 "rates",
                 f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "
                 f"{' and '.join(f'{rate:.2g}' for rate in sorted(set(given)))}: a scheduler that takes one rate sets "
-                "all groups to it. Give it one for each: OneCycleLR(optimizer, max_lr=[g['lr'] for g in "
-                "optimizer.param_groups], …)",
+                "all groups to it. Give it one for each of net.param_groups: max_lr=[g['lr'] for g in "
+                "optimizer.param_groups] for OneCycleLR, or a list swa_lr=[…] for SWALR",
             )
 
     def refreshed(self, net: LiftedNetwork) -> None:
@@ -187,6 +232,13 @@ class TrainingChecks:
                 "of the classes is not followed: call net.train() before each epoch's batches",
             )
         self._modes.clear()
+        unread = self.loop == "endless" and not self._steps and self._guard.still
+        if unread:
+            self._say(
+                "no step",
+                "this epoch took no step: did the loader yield no batch? An iterable data set over a generator is "
+                "empty from the second pass on, and net.epochs makes the first: open the data anew in its __iter__",
+            )
         if 0 < self._steps < _FEW_STEPS:
             self._say(
                 "steps",
@@ -195,8 +247,9 @@ class TrainingChecks:
             )
         epoch, epochs = (int(v) for v in net.progress)
         late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
-        idle = self._guard.idle or net.num_classes > _MOST_CLASSES
-        if self._own and late and not idle and not {"near", "head"} <= self._said:
+        idle = unread or self._guard.idle or net.num_classes > _MOST_CLASSES
+        told = "collapse" in self._said or {"near", "head"} <= self._said
+        if self._own and late and not idle and not told:
             with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
                 self._judge(net, f"after epoch {epoch + 1} of {epochs}")
 
@@ -230,7 +283,7 @@ class TrainingChecks:
                 "head",
                 f"{when} N2 classifies {100 * learned:.0f} % of its own samples rightly, "
                 f"with a mean confidence of {100 * sure:.0f} %, where a linear discriminant would get "
-                f"{100 * best:.0f} %: {why}, or set N2 in closed form: net.refit_head()",
+                f"{100 * best:.0f} %: {why}{', or set N2 in closed form: net.refit_head()' * can_refit(net)}",
             )
 
     def floors(self, net: LiftedNetwork, found: Refreshed) -> None:

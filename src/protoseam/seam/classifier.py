@@ -19,12 +19,14 @@ from protoseam.seam.guards import warn
 
 
 def get_layer(model: nn.Module, name: str) -> nn.Module:
-    """Return the layer of that name, or name similar ones in the error."""
-    layers = dict(model.named_modules())
-    if name and name in layers:
+    """Return the layer of that name ('' for a model that is a Linear), or name similar ones in the error."""
+    if not name and isinstance(model, nn.Linear):
+        return model
+    layers = {other: layer for other, layer in model.named_modules() if other}
+    if name in layers:
         return layers[name]
     close = difflib.get_close_matches(name, list(layers), n=3, cutoff=0.4)
-    shown = close or [n for n in layers if n and "." not in n]
+    shown = close or [n for n in layers if "." not in n]
     raise ArgumentError(
         f"{type(model).__name__} has no layer named {name!r}. "
         f"{'Did you mean' if close else 'It has'} {', '.join(map(repr, shown))}? "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
-from protoseam.seam.calling import call
+from protoseam.seam.calling import call, takes_one
 
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
 _PATIENCE = 8
@@ -95,6 +95,25 @@ def _as_indices(y_B: Tensor) -> str:
     return "if they are one-hot, pass y.argmax(1), or y.float() for soft targets"
 
 
+def length_of(loader: Any) -> int | None:
+    """How many batches a loader has; None if it does not say."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def check_not_empty(loader: Any, what: str) -> None:
+    """Refuse a loader that says it has no batch."""
+    if length_of(loader) == 0:
+        samples = length_of(getattr(loader, "dataset", None))
+        raise ArgumentError(
+            f"{what} got an empty loader: it has no batch{f' of its {samples} samples' if samples else ''}, so nothing "
+            "would be trained. With drop_last=True a DataLoader leaves out a last batch smaller than batch_size: take "
+            "a smaller batch_size, or drop_last=False"
+        )
+
+
 def check_output(model: nn.Module, output: object) -> None:
     """Refuse an output that is not a tensor."""
     if not isinstance(output, Tensor | fx.Proxy):  # a proxy: the model is being traced
@@ -141,16 +160,6 @@ def check_embeddings(z_NK: Tensor, y_N: Tensor, where: str, more: str = "") -> N
             f"class {name_some(classes)}. Look for NaN in their inputs first, and drop or fill those. If there is "
             "none, training diverges (the consensus curvature grows with lr·ρ·‖features‖²): lower the learning rate, "
             f"clip gradients, or let ρ grow more slowly (a longer schedule, a smaller rho_max){more}"
-        )
-
-
-def warn_collapse(z_NK: Tensor) -> None:
-    """All embeddings equal: every class sits on one point, and no head can tell them apart."""
-    low_K, high_K = torch.aminmax(z_NK, dim=0)
-    if len(z_NK) > 1 and torch.equal(low_K, high_K):
-        warn(
-            "all embeddings are equal: N1 has collapsed to a constant (dead ReLUs, usually after too large a step). "
-            "Start again with a smaller learning rate, a longer warm-up or a smaller rho_max"
         )
 
 
@@ -230,21 +239,22 @@ def report_floors(floor: Tensor, floor_used: Tensor) -> str | None:
 
 
 def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[str] | None) -> Tensor:
-    """N1(x), which must be the output of its layer ``name`` itself, with nothing computed after it."""
+    """N1(x), which must be the output of its layer ``name`` (see :func:`is_output_of`)."""
     seen: list[Tensor] = []
     watched = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
         with watched:
             z: Tensor = call(n1, x, names)
     except (TypeError, AttributeError) as error:
-        if isinstance(x, Tensor) or seen:
+        if seen or (isinstance(x, Tensor) and takes_one(n1)):
             raise
         keys = f" with the keys {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         change = "rename the keys" if keys else "give it a dict instead"
         raise ArgumentTypeError(
             f"{type(n1).__name__} cannot be called with a {type(x).__name__}{keys} ({error}). A dict is passed by name "
             f"if the forward has arguments of these names, all else as one argument: {change}, or wrap the model "
-            "in a module whose forward(self, inputs) calls it"
+            "in a module whose forward(self, inputs) calls it. Of a batch, the first part is the inputs and the second "
+            "the labels"
         ) from error
     except RuntimeError as error:
         if not seen:
@@ -254,7 +264,7 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
             "output further, as models with two heads do. Cut elsewhere: ps.lift((n1, n2), …)"
         ) from error
     check_output(n1, z)
-    if len(seen) != 1 or (z is not seen[0] and not torch.equal(z, seen[0])):
+    if len(seen) != 1 or not is_output_of(seen[0], z):
         raise SeamError(
             f"the output of {type(n1).__name__} is not the output of its layer {name!r}"
             f"{' (which was not called)' if not seen else ''}: something follows it, a softmax for instance. "
@@ -262,6 +272,24 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
             "elsewhere: ps.lift((n1, n2), …)"
         )
     return z
+
+
+def is_output_of(layer: Tensor, z: Tensor) -> bool:
+    """Whether ``z`` is what a Linear returned, or per sample one of its positions, or the mean over them.
+
+    To pick a token, as decoders do, or to average is the same before a Linear and behind it.
+    """
+    if z is layer or z.shape == layer.shape:
+        return z is layer or torch.equal(z, layer)
+    if z.ndim != 2 or layer.ndim < 3 or layer.shape[-1] != z.shape[1]:
+        return False
+    for axis, size in enumerate(layer.shape[:-1]):
+        if size == len(z):  # that of the samples: the first, or the second of a recurrent layer's
+            z_BTK, eps = layer.movedim(axis, 0).flatten(1, -2).to(z.dtype), 8 * torch.finfo(layer.dtype).eps
+            picked_BT = torch.isclose(z_BTK, z[:, None], rtol=0, atol=0, equal_nan=True).all(2)
+            if bool(picked_BT.any(1).all()) or torch.allclose(z_BTK.mean(1), z, eps, eps, equal_nan=True):
+                return True
+    return False
 
 
 def name_some(classes: list[int]) -> str:
@@ -285,7 +313,8 @@ class StepGuard:
         self.snapshot: tuple[Tensor, Tensor] | None = None
         self.steps = 0  # since the last look between epochs
         self.moved = False  # the prototypes, in any epoch so far
-        self.idle = False  # the last epoch moved neither them nor the head
+        self.still = False  # the last epoch moved neither them nor the head
+        self.idle = False  # although it had steps
 
     def step(self, prototypes: nn.Parameter, other: Tensor | None) -> None:
         """Called before each objective in training."""
@@ -317,11 +346,12 @@ class StepGuard:
         before, self.snapshot = self.snapshot, (prototypes.detach().clone(), other.detach().clone())
         if before is None or before[0].device != prototypes.device:
             return
-        self.idle = False
+        self.still = self.idle = False
         if not torch.equal(before[0], prototypes):
             self.moved = True
             return
         if torch.equal(before[1], other):
+            self.still = True
             if steps >= _PATIENCE:
                 self.idle = True
                 warn(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protoseam.errors import ArgumentError, ArgumentTypeError, SplitError
 from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.classifier import check_replaceable, find_classifier, get_layer, refuse_meta
-from protoseam.seam.guards import check_output
+from protoseam.seam.guards import check_output, is_output_of
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.options import DEFAULT_DIM, Options, takes_options
 from protoseam.seam.split import evaluating, guess_probe, one_sided_tail, split
@@ -146,7 +146,7 @@ def _is_classifier(model: nn.Module, at: str, dim: int | None, probe: Any) -> bo
     with watched, evaluating(model), torch.no_grad():
         logits = call(model, probe, accepted_names(model))
         check_output(model, logits)
-    return len(seen) == 1 and (logits is seen[0] or torch.equal(logits, seen[0]))
+    return len(seen) == 1 and is_output_of(seen[0], logits)
 
 
 def _sized(

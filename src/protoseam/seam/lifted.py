@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.covariance import check_one_label_each, class_moments
-from protoseam.core.initializers import forward_sweep
 from protoseam.core.schedules import rho_at
 from protoseam.errors import ArgumentError, SeamWarning
 from protoseam.seam import heads
@@ -25,7 +24,6 @@ from protoseam.seam.guards import (
     check_embeddings,
     check_labels,
     refuse_sharded,
-    warn_collapse,
 )
 from protoseam.seam.loop import each_epoch
 from protoseam.seam.network import LiftedNetwork
@@ -153,7 +151,7 @@ class Lifted(LiftedNetwork):
                     stacklevel=2,
                 )
             with torch.no_grad():
-                self.prototypes.copy_(forward_sweep(count_C, mean_CK))
+                self.prototypes.copy_(self._checks.class_means(count_C, mean_CK))
         broadcast(self.prototypes.data)
         self._checks.look(self, z_NK, count_C)
         self.ready.fill_(True)
@@ -247,7 +245,7 @@ class Lifted(LiftedNetwork):
         Raises:
             SeamError: N2 is not one Linear with a bias, or the prototypes have no values yet.
         """
-        self._checks.must_be_ready()
+        self._checks.must_have_values(self)
         heads.refit(self, None if loader is None else self._swept(loader, None, "refit_head"))
 
     @torch.no_grad()
@@ -338,5 +336,5 @@ class Lifted(LiftedNetwork):
         check_labels(y_N, self.num_classes)
         check_one_label_each(z_NK, y_N)
         check_embeddings(z_NK, y_N, what)
-        warn_collapse(z_NK)
+        self._checks.collapsed(z_NK)
         return z_NK, y_N

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from protoseam.errors import ArgumentError, ArgumentTypeError
+from protoseam.seam.guards import check_not_empty, length_of
 
 if TYPE_CHECKING:
     from protoseam.seam.lifted import Lifted
@@ -29,13 +30,20 @@ def each_epoch(
                 f"net.epochs goes over the data more than once, but a {type(data).__name__} can be read only once: "
                 "pass a DataLoader or a list of batches"
             )
-    return _epochs(net, epochs, start, looked_at)  # the checks above come at once, not with the first epoch
+    check_not_empty(loader, "net.epochs")
+    return _epochs(net, loader, epochs, start, looked_at)  # the checks come at once, not with the first epoch
 
 
-def _epochs(net: Lifted, epochs: int, start: int, looked_at: Iterable[Any]) -> Iterator[int]:
+def _epochs(
+    net: Lifted, loader: Iterable[Any], epochs: int, start: int, looked_at: Iterable[Any]
+) -> Iterator[int]:
     if not net.is_initialized:
         net.initialize(looked_at)
-    for epoch in range(start, epochs):
-        net.set_progress(epoch, epochs, lr=net._rate)
-        yield epoch
-        net.refresh(looked_at)
+    net._checks.loop = "endless" if length_of(loader) is None else "counted"
+    try:
+        for epoch in range(start, epochs):
+            net.set_progress(epoch, epochs, lr=net._rate)
+            yield epoch
+            net.refresh(looked_at)
+    finally:
+        net._checks.loop = None

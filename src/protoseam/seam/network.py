@@ -252,7 +252,7 @@ class LiftedNetwork(KeepsState):
         Raises:
             SeamError: the prototypes have no values yet.
         """
-        self._checks.must_be_ready()
+        self._checks.must_have_values(self)
         return mahalanobis(self.embed(x), self.prototypes, self.covariance.factors).amin(1)
 
     def _terms(self, z_BK: Tensor, y_B: Tensor, generator: torch.Generator | None) -> Terms:

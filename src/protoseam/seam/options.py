@@ -4,6 +4,7 @@
 import torch, so that a command line can show its help at once.
 """
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -178,8 +179,12 @@ def checked(options: Options) -> Options:
 
     Raises:
         ArgumentError: a value is out of bounds, or label smoothing was given beside a loss function.
-        ArgumentTypeError: a value is of the wrong kind.
+        ArgumentTypeError: a value is of the wrong kind, or there is no option of that name.
     """
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise ArgumentTypeError(
+            f"a seam has no option {', '.join(map(_and_its_place, unknown))}. help(ps.lift) lists them all"
+        )
     values: Any = {name: option.default for name, option in OPTIONS.items()} | options
     for name, option in OPTIONS.items():
         _check_type(name, option, values[name])
@@ -191,6 +196,29 @@ def checked(options: Options) -> Options:
         )
     complete: Options = values
     return complete
+
+
+def _and_its_place(name: str) -> str:
+    """A name that is no option, with what the user may have meant."""
+    # these modules import torch, and lift imports this one
+    from protoseam.core.schedules import ConstantRho, SineAnneal
+    from protoseam.seam.covariance import IsotropicCovariance, RunningCovariance, SwitchCovariance
+    from protoseam.seam.lift import lift
+    from protoseam.seam.lifted import Lifted
+
+    homes: dict[str, Callable[..., Any]] = {
+        "schedule=ps.SineAnneal": SineAnneal,
+        "schedule=ps.ConstantRho": ConstantRho,
+        "covariance=ps.RunningCovariance": RunningCovariance,
+        "covariance=ps.SwitchCovariance": SwitchCovariance,
+        "covariance=ps.IsotropicCovariance": IsotropicCovariance,
+        "net.param_groups": Lifted.param_groups,
+    }
+    for home, takes in homes.items():
+        if name in inspect.signature(takes).parameters:
+            return f"{name!r} (write {home}({name}=…))"
+    close = difflib.get_close_matches(name, inspect.signature(lift).parameters, n=1)
+    return f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name)
 
 
 def _check_type(name: str, option: Option, value: Any) -> None:

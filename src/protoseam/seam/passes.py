@@ -4,34 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from protoseam.core.precision import at_least_float32
-from protoseam.errors import ArgumentError, SeamError
+from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError
 from protoseam.seam.calling import inputs_and_labels
-from protoseam.seam.guards import hard_labels, warn, warn_other_labels
+from protoseam.seam.guards import check_not_empty, hard_labels, warn, warn_other_labels
 from protoseam.seam.loaders import swept
 from protoseam.seam.split import evaluating
+
+if TYPE_CHECKING:
+    from protoseam.seam.network import LiftedNetwork
 
 # Embeddings of CIFAR at k = 32 are 6 MB, of ImageNet at k = 512 2.6 GB.
 _DEVICE_BYTES = 2**28
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    """Inputs on the device: an array, or the arrays in a dict or tuple, for networks that take several."""
+    """Inputs on the device: tensors, arrays, what can move itself, and those in containers; the rest as it is."""
+    if isinstance(x, Tensor) or (isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufc"):
+        return torch.as_tensor(x).to(device, non_blocking=True)
+    if callable(
+        getattr(x, "to", None)
+    ):  # before containers: a PackedSequence is a tuple that keeps sizes on the CPU
+        return x.to(device)
     if isinstance(x, Mapping):
         return {key: _moved(part, device) for key, part in x.items()}
-    if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+    if isinstance(x, list | tuple):
         parts = [_moved(part, device) for part in x]
+        if all(part is own for part, own in zip(parts, x, strict=True)):
+            return x
         return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
-    return torch.as_tensor(x).to(device, non_blocking=True)
+    return x
 
 
 def collect_embeddings(
-    module: nn.Module, embed: Callable[[Any], Tensor], loader: Iterable[Any], device: torch.device, what: str
+    module: LiftedNetwork,
+    embed: Callable[[Any], Tensor],
+    loader: Iterable[Any],
+    device: torch.device,
+    what: str,
 ) -> tuple[Tensor, Tensor]:
     """``(z_NK, y_N)`` of the loader's data, each sample once, ≥ float32, without gradients, in eval mode.
 
@@ -42,7 +58,13 @@ def collect_embeddings(
     size = 0
     before: Any = None
     shape: torch.Size | None = None
-    first = what == "initialize"
+    if isinstance(loader, Mapping):
+        raise ArgumentTypeError(
+            f"{what} got a dict with the keys {', '.join(map(repr, list(loader)[:8]))}, not a loader: give it one of "
+            "the dict's, loaders['train'] for instance"
+        )
+    if first := what == "initialize":
+        check_not_empty(loader, what)
     with as_deployed(module, untrained=first) as fresh, swept(loader) as batches, torch.no_grad():
         for batch in batches:
             inputs, labels = inputs_and_labels(batch, what)
@@ -54,6 +76,7 @@ def collect_embeddings(
                 )
             y = _labels(y, what)
             if first and not zs:
+                module._checks.parts = 2 if isinstance(batch, Mapping) else len(batch)
                 warn_other_labels(batch)
             # a normalisation without statistics cannot take them from one sample: it goes with the batch before
             joined = fresh and isinstance(x, Tensor) and len(x) == 1 and isinstance(before, Tensor)
