@@ -64,7 +64,7 @@ class TrainingChecks:
     def _forget(self) -> None:
         self._guard = StepGuard()
         self._last_total: Tensor | None = None
-        self._last_range: tuple[Tensor, Tensor, Tensor] | None = None  # of the embeddings, and their targets
+        self._last_batch: tuple[Tensor, Tensor] | None = None  # its embeddings and targets
         self._since_progress = self._since_refresh = 0  # samples that the objective has seen
         self._steps = 0  # of this epoch
         self._modes: set[bool] = set()  # of the network in this epoch's steps: train mode or not
@@ -170,7 +170,7 @@ class TrainingChecks:
     def after_step(self, net: LiftedNetwork, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         """Check that the terms are finite: now on a CPU, between epochs elsewhere."""
         if self._own and net.training and torch.is_grad_enabled():
-            self._last_range = (*torch.aminmax(z_BK.detach(), dim=0), y_B.detach())
+            self._last_batch = z_BK.detach(), y_B.detach()
         if self._own and y_B.device.type == "cpu":
             parts = {k: v for k, v in terms._asdict().items() if k != "total"}
             check_terms(parts, z_BK, y_B, without_bounds(net))
@@ -187,16 +187,16 @@ class TrainingChecks:
                 f"ρ grow more slowly (a longer schedule, a smaller rho_max){without_bounds(net)}"
             )
 
-        if self._last_range is not None:  # running moments remember what was before a collapse
-            low_K, high_K, y_B = self._last_range
-            self._last_range = None
-            if torch.equal(low_K, high_K) and bool((y_B != y_B[:1]).any()):
-                self._say("collapse", _COLLAPSED + without_bounds(net))
+        if self._last_batch is not None:  # running moments remember what was before a collapse
+            z_BK, y_B = self._last_batch
+            self._last_batch = None
+            if bool((y_B != y_B[:1]).any()):
+                self.collapsed(net, z_BK)
 
-    def collapsed(self, z_NK: Tensor) -> None:
-        """Say once that all embeddings of a sweep are equal: no head can tell the classes apart."""
+    def collapsed(self, net: LiftedNetwork, z_NK: Tensor) -> None:
+        """Say once that all of these embeddings are equal: no head can tell the classes apart."""
         if len(z_NK) > 1 and torch.equal(*torch.aminmax(z_NK, dim=0)):
-            self._say("collapse", _COLLAPSED)
+            self._say("collapse", _COLLAPSED + without_bounds(net))
 
     def progressed(self, rho: float, before: float, epoch: int, epochs: int, bounded: bool) -> None:
         """An epoch starts at ρ; a jump of ρ is dangerous where no bound holds the gradients."""

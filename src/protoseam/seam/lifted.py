@@ -336,5 +336,5 @@ class Lifted(LiftedNetwork):
         check_labels(y_N, self.num_classes)
         check_one_label_each(z_NK, y_N)
         check_embeddings(z_NK, y_N, what)
-        self._checks.collapsed(z_NK)
+        self._checks.collapsed(self, z_NK)
         return z_NK, y_N
