@@ -21,7 +21,11 @@ if multiprocessing.current_process().name != "MainProcess":
     import conftest  # noqa: F401  (a spawned process imports torchvision as the tests do)
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    WeightAveraging,
+)
 
 import protoseam as ps
 from protoseam.adapters.lightning import SeamCallback
@@ -238,6 +242,49 @@ def test_averages(averaging: type[WeightAveraging], tmp_path: Path) -> None:
     assert module.net.progress.tolist() == [EPOCHS - 1, EPOCHS]
     assert module.net.class_count.tolist() == [16] * CLASSES
     assert accuracy(plain) > 0.7
+
+
+class Counting(TensorDataset):
+    """Counts the samples that are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"fast_dev_run": True}, 36),  # 12 trained, and looked at before and after
+        ({"overfit_batches": 2}, 24 * (1 + EPOCHS + 1)),
+        ({"max_steps": 2}, 24 * 3),
+        ({"limit_train_batches": 2}, 24 * EPOCHS + 2 * 12 * 2 * EPOCHS),  # other batches in each epoch
+        ({"limit_train_batches": 2, "max_epochs": 50}, 24 * 50 + 2 * 500),  # no more than there are
+    ],
+    ids=["development run", "overfitting", "few steps", "short epochs", "short epochs, but many"],
+)
+@pytest.mark.filterwarnings(
+    "ignore:this epoch had . steps", "ignore:class . has . samples", "ignore:You requested to overfit"
+)
+def test_looks_at_the_data_read_no_more_than_training_does(
+    limits: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    x, y = (torch.cat(parts) for parts in zip(*batches(500), strict=True))
+    data = Counting(x, y)
+    trainer(tmp_path, **limits).fit(Module(network()), DataLoader(data, batch_size=12, shuffle=True))
+    assert data.read == expected
+
+
+def test_a_look_goes_on_until_it_has_seen_each_class(tmp_path: Path) -> None:
+    x, y = (torch.cat(parts) for parts in zip(*batches(64), strict=True))
+    order = y.argsort()
+    module = Module(network())
+    data = DataLoader(TensorDataset(x[order], y[order]), batch_size=8)
+    with pytest.warns(ps.SeamWarning, match="this epoch had 1 steps"):
+        trainer(tmp_path, fast_dev_run=True).fit(module, data)
+    assert module.net.class_count.tolist() == [16, 16, 16, 8]
 
 
 def process(rank: int, folder: str, port: int) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from protoseam.errors import SeamError
+from protoseam.seam.calling import inputs_and_labels
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
 from protoseam.seam.processes import world_size
@@ -33,12 +34,14 @@ class SeamCallback(Callback):
 
     The looks at the data read the training set of ``trainer.train_dataloader``, each sample once over all processes,
     through the module's batch transfer hooks and in the trainer's precision. The network is in eval mode then, so a
-    hook that augments can ask for ``self.net.training``.
+    hook that augments can ask for ``self.net.training``. They read no more batches than the whole training does, unless
+    it takes more to see each class once.
 
     Args:
         epochs: over how many ρ rises; the trainer's ``max_epochs`` or ``max_steps`` unless given. Needed where the
             trainer has neither (``max_epochs=-1``).
-        sweep: another loader for the looks at the data, where the training loader yields mixed targets.
+        sweep: another loader for the looks at the data, where the training loader yields mixed targets. It is read
+            whole, except under ``fast_dev_run``.
     """
 
     def __init__(self, *, epochs: int | None = None, sweep: Iterable[Any] | None = None) -> None:
@@ -112,7 +115,15 @@ class SeamCallback(Callback):
     def _look(self, look: Callable[[Any], None], trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader if self.sweep is None else self.sweep
         with trainer.precision_plugin.forward_context():
-            look(_batches(trainer, pl_module, loader))
+            look(_batches(trainer, pl_module, loader, self._most(trainer)))
+
+    def _most(self, trainer: Any) -> float:
+        """How many batches the whole training reads; under ``overfit_batches`` they are the same in each epoch."""
+        if self.sweep is not None and not trainer.fast_dev_run:
+            return math.inf
+        batches = trainer.num_training_batches * (1 if trainer.overfit_batches else self._total(trainer))
+        steps = trainer.max_steps if trainer.max_steps > 0 else math.inf
+        return float(min(batches, steps * trainer.accumulate_grad_batches))
 
     def _total(self, trainer: Trainer) -> int:
         if self.epochs is not None:
@@ -140,10 +151,20 @@ def _lifted(pl_module: LightningModule) -> Lifted:
     return found[0]
 
 
-def _batches(trainer: Trainer, pl_module: LightningModule, loader: Any) -> Iterator[Any]:
-    """Each sample once, in batches as ``training_step`` would get them."""
+def _batches(trainer: Trainer, pl_module: LightningModule, loader: Any, most: float) -> Iterator[Any]:
+    """Each sample once, in batches as ``training_step`` would get them; so many batches, or until each class was seen.
+
+    A fresh prototype needs a sample of its class.
+    """
+    missing = set(range(_lifted(pl_module).num_classes))
     with swept(loader) as batches:
-        for batch in batches:
+        for read, batch in enumerate(batches, 1):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
-            yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            yield batch
+            if missing:
+                y = torch.as_tensor(inputs_and_labels(batch, "initialize")[1])
+                missing -= set((y.argmax(1) if y.ndim > 1 else y).tolist())
+            if read >= most and not missing:
+                break
