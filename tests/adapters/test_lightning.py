@@ -23,9 +23,11 @@ if multiprocessing.current_process().name != "MainProcess":
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
+    LearningRateFinder,
     ModelCheckpoint,
     WeightAveraging,
 )
+from lightning.pytorch.tuner import Tuner
 
 import protoseam as ps
 from protoseam.adapters.lightning import SeamCallback
@@ -285,6 +287,40 @@ def test_a_look_goes_on_until_it_has_seen_each_class(tmp_path: Path) -> None:
     with pytest.warns(ps.SeamWarning, match="this epoch had 1 steps"):
         trainer(tmp_path, fast_dev_run=True).fit(module, data)
     assert module.net.class_count.tolist() == [16, 16, 16, 8]
+
+
+@pytest.mark.parametrize("kind", ["lr", "batch size", "callback"])
+@pytest.mark.filterwarnings(
+    "ignore:net.objective has seen .* without a call"
+)  # as the tuner runs no callback
+def test_tuners_find_a_network_with_prototypes(kind: str, tmp_path: Path) -> None:
+    class Tuned(Module):
+        batch_size, lr = 8, 0.01
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(loader().dataset, batch_size=self.batch_size, shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return loader(shuffle=False)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.net.param_groups(lr=self.lr))
+
+    module = Tuned(network())
+    if kind == "callback":
+        found = LearningRateFinder(num_training_steps=40, max_lr=0.1)
+        with pytest.warns(ps.SeamWarning, match="now learn at the same rate"):
+            trainer(tmp_path, found, SeamCallback()).fit(module)
+    else:
+        tuner = Tuner(doing := trainer(tmp_path))
+        if kind == "lr":
+            tuner.lr_find(module, num_training=40, max_lr=0.1)
+            assert module.lr != 0.01
+        else:
+            tuner.scale_batch_size(module, max_trials=2)
+            assert module.batch_size != 8
+        doing.fit(module)
+    assert accuracy(module.net) > 0.9
 
 
 def process(rank: int, folder: str, port: int) -> None:

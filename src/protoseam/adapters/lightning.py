@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from protoseam.errors import SeamError
 from protoseam.seam.calling import inputs_and_labels
@@ -21,6 +22,7 @@ from protoseam.seam.loaders import swept
 from protoseam.seam.processes import world_size
 
 _RANDOM_STATES = "protoseam_random_states"  # in a checkpoint: one list per process
+_TUNERS = (BatchSizeFinder, LearningRateFinder)  # they train in on_fit_start, without the other callbacks
 
 
 class SeamCallback(Callback):
@@ -50,6 +52,14 @@ class SeamCallback(Callback):
         self.epochs, self.sweep = epochs, sweep
         self._stale = False  # whether a step was taken since the last refresh
         self._resumed: list[torch.Tensor] = []  # a checkpoint's random states, until the first batch after it
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        if _tunes(trainer):
+            trainer.callbacks = [self, *(callback for callback in trainer.callbacks if callback is not self)]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _tunes(trainer):
+            self.on_sanity_check_start(trainer, pl_module)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not _lifted(pl_module).is_initialized:
@@ -139,6 +149,10 @@ class SeamCallback(Callback):
                 "SeamCallback(epochs=…)"
             )
         return max(1, min(totals))
+
+
+def _tunes(trainer: Any) -> bool:
+    return any(isinstance(callback, _TUNERS) for callback in trainer.callbacks)
 
 
 def _lifted(pl_module: LightningModule) -> Lifted:
