@@ -323,6 +323,21 @@ def test_tuners_find_a_network_with_prototypes(kind: str, tmp_path: Path) -> Non
     assert accuracy(module.net) > 0.9
 
 
+@pytest.mark.parametrize("refit", [True, False])
+def test_a_fit_that_stops_early_gets_its_last_step(refit: bool, tmp_path: Path) -> None:
+    class Stop(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if not trainer.sanity_checking:
+                with torch.no_grad():
+                    pl_module.net.n2.weight.mul_(-1)  # so that the discriminant is better
+                trainer.should_stop = True
+
+    module = Module(refit=refit)
+    trainer(tmp_path, Stop(), max_epochs=20).fit(module, loader(), loader(shuffle=False))
+    assert len(module.seen) == 6
+    assert (accuracy(module.net) > 0.8) == refit
+
+
 def process(rank: int, folder: str, port: int) -> None:
     """A process of two: train with checkpoints, then again from the second one."""
     torch.set_num_threads(1)

@@ -16,9 +16,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from protoseam.errors import SeamError
+from protoseam.seam import heads
 from protoseam.seam.calling import inputs_and_labels
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
+from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import world_size
 
 _RANDOM_STATES = "protoseam_random_states"  # in a checkpoint: one list per process
@@ -31,7 +33,8 @@ class SeamCallback(Callback):
     - Before the sanity validation, or else before training, it looks at the training data (``net.initialize``), unless
       a checkpoint was loaded.
     - Each epoch starts with its ρ (``net.set_progress``). After its last batch, before validation and checkpoints, come
-      new factors of Σ̃ (``net.refresh``).
+      new factors of Σ̃ (``net.refresh``). A fit that ``trainer.should_stop`` ends early gets its last step, the
+      closed form of N2, when it ends.
     - A checkpoint holds torch's random state, too, so that resuming at the end of an epoch is exact.
 
     The looks at the data read the training set of ``trainer.train_dataloader``, each sample once over all processes,
@@ -86,6 +89,12 @@ class SeamCallback(Callback):
             self._refresh(trainer, pl_module)
         # a checkpoint from after validation: the epoch ends again, and Lightning draws its order twice
         self._restore(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        net = _lifted(pl_module)
+        epoch, epochs = net.progress.tolist()
+        if trainer.should_stop and epoch + 1 < epochs and net.refit and heads.can_refit(net):
+            self._look(lambda data: _refit(net, data), trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -182,3 +191,7 @@ def _batches(trainer: Trainer, pl_module: LightningModule, loader: Any, most: fl
                 missing -= set((y.argmax(1) if y.ndim > 1 else y).tolist())
             if read >= most and not missing:
                 break
+
+
+def _refit(net: Lifted, data: Iterable[Any]) -> None:
+    heads.refit_if_better(net, *collect_embeddings(net, net.embed, data, net.prototypes.device, "refresh"))
