@@ -203,6 +203,19 @@ def test_bfloat16_keeps_the_seam_in_float32(tmp_path: Path) -> None:
     assert (found.predictions.argmax(1) == found.label_ids).mean() > 0.9
 
 
+def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
+    def trained(checkpointing: bool) -> dict[str, Tensor]:
+        run = trainer(
+            lifted(text_model()), tmp_path, Texts(), num_train_epochs=2, gradient_checkpointing=checkpointing
+        )
+        run.train()
+        assert run.model.net.n1.is_gradient_checkpointing == checkpointing
+        return run.model.state_dict()
+
+    with_it, without = trained(True), trained(False)
+    assert [name for name in without if not torch.equal(with_it[name], without[name])] == []
+
+
 def process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (Path(folder) / "port").read_text()}
