@@ -140,7 +140,9 @@ class SeamCallback(TrainerCallback):
         if model.net._groups is None:
             warnings.warn(
                 "the optimizer has one learning rate for all, and N2 and the prototypes fall behind at N1's: pass "
-                "optimizers=model.optimizers(args) to the Trainer.",
+                "optimizers=model.optimizers(args) to the Trainer. With model_init the Trainer takes no optimizers: "
+                "write a subclass whose create_optimizer sets self.optimizer, _ = self.model.optimizers(self.args) and "
+                "returns it",
                 SeamWarning,
                 stacklevel=2,
             )
