@@ -203,6 +203,48 @@ def test_bfloat16_keeps_the_seam_in_float32(tmp_path: Path) -> None:
     assert (found.predictions.argmax(1) == found.label_ids).mean() > 0.9
 
 
+def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
+    def trained(checkpointing: bool) -> dict[str, Tensor]:
+        run = trainer(
+            lifted(text_model()), tmp_path, Texts(), num_train_epochs=2, gradient_checkpointing=checkpointing
+        )
+        run.train()
+        assert run.model.net.n1.is_gradient_checkpointing == checkpointing
+        return run.model.state_dict()
+
+    with_it, without = trained(True), trained(False)
+    assert [name for name in without if not torch.equal(with_it[name], without[name])] == []
+
+
+class SeamTrainer(Trainer):
+    """As on the page: what replaces ``optimizers=`` for a ``model_init``."""
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            self.optimizer, _ = self.model.optimizers(self.args)
+        return self.optimizer
+
+
+def test_each_model_of_model_init_gets_an_optimizer_of_its_own(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), learning_rate=5e-3, num_train_epochs=2, disable_tqdm=True)
+    options: dict[str, Any] = {"train_dataset": Texts(), "callbacks": [SeamCallback()]}
+    run = SeamTrainer(args=args, model_init=lambda: lifted(text_model()), **options)
+    rates = []
+    for rate in (5e-3, 1e-3):
+        run.args.learning_rate = rate  # as a search does
+        run.train()
+        groups = run.optimizer.param_groups
+        assert {id(p) for group in groups for p in group["params"]} == {
+            id(p) for p in run.model.net.parameters()
+        }
+        rates.append({group["name"]: group["initial_lr"] for group in groups})
+    expected = [{"n1": rate, "n2": 30 * rate, "prototypes": 30 * rate} for rate in (5e-3, 1e-3)]
+    assert rates == [pytest.approx(each) for each in expected]
+    one_epoch = TrainingArguments(str(tmp_path), num_train_epochs=1, disable_tqdm=True)
+    with pytest.warns(ps.SeamWarning, match="With model_init .* create_optimizer"):
+        Trainer(args=one_epoch, model_init=lambda: lifted(text_model()), **options).train()
+
+
 def process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (Path(folder) / "port").read_text()}

@@ -21,7 +21,13 @@ if multiprocessing.current_process().name != "MainProcess":
     import conftest  # noqa: F401  (a spawned process imports torchvision as the tests do)
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import (
+    EMAWeightAveraging,
+    LearningRateFinder,
+    ModelCheckpoint,
+    WeightAveraging,
+)
+from lightning.pytorch.tuner import Tuner
 
 import protoseam as ps
 from protoseam.adapters.lightning import SeamCallback
@@ -238,6 +244,98 @@ def test_averages(averaging: type[WeightAveraging], tmp_path: Path) -> None:
     assert module.net.progress.tolist() == [EPOCHS - 1, EPOCHS]
     assert module.net.class_count.tolist() == [16] * CLASSES
     assert accuracy(plain) > 0.7
+
+
+class Counting(TensorDataset):
+    """Counts the samples that are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"fast_dev_run": True}, 36),  # 12 trained, and looked at before and after
+        ({"overfit_batches": 2}, 24 * (1 + EPOCHS + 1)),
+        ({"max_steps": 2}, 24 * 3),
+        ({"limit_train_batches": 2}, 24 * EPOCHS + 2 * 12 * 2 * EPOCHS),  # other batches in each epoch
+        ({"limit_train_batches": 2, "max_epochs": 50}, 24 * 50 + 2 * 500),  # no more than there are
+    ],
+    ids=["development run", "overfitting", "few steps", "short epochs", "short epochs, but many"],
+)
+@pytest.mark.filterwarnings(
+    "ignore:this epoch had . steps", "ignore:class . has . samples", "ignore:You requested to overfit"
+)
+def test_looks_at_the_data_read_no_more_than_training_does(
+    limits: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    x, y = (torch.cat(parts) for parts in zip(*batches(500), strict=True))
+    data = Counting(x, y)
+    trainer(tmp_path, **limits).fit(Module(network()), DataLoader(data, batch_size=12, shuffle=True))
+    assert data.read == expected
+
+
+def test_a_look_goes_on_until_it_has_seen_each_class(tmp_path: Path) -> None:
+    x, y = (torch.cat(parts) for parts in zip(*batches(64), strict=True))
+    order = y.argsort()
+    module = Module(network())
+    data = DataLoader(TensorDataset(x[order], y[order]), batch_size=8)
+    with pytest.warns(ps.SeamWarning, match="this epoch had 1 steps"):
+        trainer(tmp_path, fast_dev_run=True).fit(module, data)
+    assert module.net.class_count.tolist() == [16, 16, 16, 8]
+
+
+@pytest.mark.parametrize("kind", ["lr", "batch size", "callback"])
+@pytest.mark.filterwarnings(
+    "ignore:net.objective has seen .* without a call"
+)  # as the tuner runs no callback
+def test_tuners_find_a_network_with_prototypes(kind: str, tmp_path: Path) -> None:
+    class Tuned(Module):
+        batch_size, lr = 8, 0.01
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(loader().dataset, batch_size=self.batch_size, shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return loader(shuffle=False)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.net.param_groups(lr=self.lr))
+
+    module = Tuned(network())
+    if kind == "callback":
+        found = LearningRateFinder(num_training_steps=40, max_lr=0.1)
+        with pytest.warns(ps.SeamWarning, match="now learn at the same rate"):
+            trainer(tmp_path, found, SeamCallback()).fit(module)
+    else:
+        tuner = Tuner(doing := trainer(tmp_path))
+        if kind == "lr":
+            tuner.lr_find(module, num_training=40, max_lr=0.1)
+            assert module.lr != 0.01
+        else:
+            tuner.scale_batch_size(module, max_trials=2)
+            assert module.batch_size != 8
+        doing.fit(module)
+    assert accuracy(module.net) > 0.9
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_a_fit_that_stops_early_gets_its_last_step(refit: bool, tmp_path: Path) -> None:
+    class Stop(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if not trainer.sanity_checking:
+                with torch.no_grad():
+                    pl_module.net.n2.weight.mul_(-1)  # so that the discriminant is better
+                trainer.should_stop = True
+
+    module = Module(refit=refit)
+    trainer(tmp_path, Stop(), max_epochs=20).fit(module, loader(), loader(shuffle=False))
+    assert len(module.seen) == 6
+    assert (accuracy(module.net) > 0.8) == refit
 
 
 def process(rank: int, folder: str, port: int) -> None:

@@ -87,6 +87,15 @@ class LiftedForTrainer(nn.Module):
         betas = (args.adam_beta1, args.adam_beta2)
         return torch.optim.AdamW(groups, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon), None
 
+    def gradient_checkpointing_enable(self, **options: Any) -> None:
+        """What the Trainer calls for ``gradient_checkpointing=True``: the wrapped model's own method.
+
+        Args:
+            **options: the Trainer's, as the wrapped model takes them.
+        """
+        model: Any = self.net.n1
+        model.gradient_checkpointing_enable(**options)
+
     def deploy(self, *, fold: bool = True) -> nn.Module:
         """The plain model of transformers, with ``save_pretrained``.
 
@@ -131,7 +140,9 @@ class SeamCallback(TrainerCallback):
         if model.net._groups is None:
             warnings.warn(
                 "the optimizer has one learning rate for all, and N2 and the prototypes fall behind at N1's: pass "
-                "optimizers=model.optimizers(args) to the Trainer",
+                "optimizers=model.optimizers(args) to the Trainer. With model_init the Trainer takes no optimizers: "
+                "write a subclass whose create_optimizer sets self.optimizer, _ = self.model.optimizers(self.args) and "
+                "returns it",
                 SeamWarning,
                 stacklevel=2,
             )

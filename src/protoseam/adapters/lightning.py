@@ -13,13 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from protoseam.errors import SeamError
+from protoseam.seam import heads
+from protoseam.seam.calling import inputs_and_labels
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
+from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import world_size
 
 _RANDOM_STATES = "protoseam_random_states"  # in a checkpoint: one list per process
+_TUNERS = (BatchSizeFinder, LearningRateFinder)  # they train in on_fit_start, without the other callbacks
 
 
 class SeamCallback(Callback):
@@ -28,17 +33,20 @@ class SeamCallback(Callback):
     - Before the sanity validation, or else before training, it looks at the training data (``net.initialize``), unless
       a checkpoint was loaded.
     - Each epoch starts with its ρ (``net.set_progress``). After its last batch, before validation and checkpoints, come
-      new factors of Σ̃ (``net.refresh``).
+      new factors of Σ̃ (``net.refresh``). A fit that ``trainer.should_stop`` ends early gets its last step, the
+      closed form of N2, when it ends.
     - A checkpoint holds torch's random state, too, so that resuming at the end of an epoch is exact.
 
     The looks at the data read the training set of ``trainer.train_dataloader``, each sample once over all processes,
     through the module's batch transfer hooks and in the trainer's precision. The network is in eval mode then, so a
-    hook that augments can ask for ``self.net.training``.
+    hook that augments can ask for ``self.net.training``. They read no more batches than the whole training does, unless
+    it takes more to see each class once.
 
     Args:
         epochs: over how many ρ rises; the trainer's ``max_epochs`` or ``max_steps`` unless given. Needed where the
             trainer has neither (``max_epochs=-1``).
-        sweep: another loader for the looks at the data, where the training loader yields mixed targets.
+        sweep: another loader for the looks at the data, where the training loader yields mixed targets. It is read
+            whole, except under ``fast_dev_run``.
     """
 
     def __init__(self, *, epochs: int | None = None, sweep: Iterable[Any] | None = None) -> None:
@@ -47,6 +55,14 @@ class SeamCallback(Callback):
         self.epochs, self.sweep = epochs, sweep
         self._stale = False  # whether a step was taken since the last refresh
         self._resumed: list[torch.Tensor] = []  # a checkpoint's random states, until the first batch after it
+
+    def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
+        if _tunes(trainer):
+            trainer.callbacks = [self, *(callback for callback in trainer.callbacks if callback is not self)]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _tunes(trainer):
+            self.on_sanity_check_start(trainer, pl_module)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not _lifted(pl_module).is_initialized:
@@ -73,6 +89,12 @@ class SeamCallback(Callback):
             self._refresh(trainer, pl_module)
         # a checkpoint from after validation: the epoch ends again, and Lightning draws its order twice
         self._restore(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        net = _lifted(pl_module)
+        epoch, epochs = net.progress.tolist()
+        if trainer.should_stop and epoch + 1 < epochs and net.refit and heads.can_refit(net):
+            self._look(lambda data: _refit(net, data), trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -112,7 +134,15 @@ class SeamCallback(Callback):
     def _look(self, look: Callable[[Any], None], trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader if self.sweep is None else self.sweep
         with trainer.precision_plugin.forward_context():
-            look(_batches(trainer, pl_module, loader))
+            look(_batches(trainer, pl_module, loader, self._most(trainer)))
+
+    def _most(self, trainer: Any) -> float:
+        """How many batches the whole training reads; under ``overfit_batches`` they are the same in each epoch."""
+        if self.sweep is not None and not trainer.fast_dev_run:
+            return math.inf
+        batches = trainer.num_training_batches * (1 if trainer.overfit_batches else self._total(trainer))
+        steps = trainer.max_steps if trainer.max_steps > 0 else math.inf
+        return float(min(batches, steps * trainer.accumulate_grad_batches))
 
     def _total(self, trainer: Trainer) -> int:
         if self.epochs is not None:
@@ -130,6 +160,10 @@ class SeamCallback(Callback):
         return max(1, min(totals))
 
 
+def _tunes(trainer: Any) -> bool:
+    return any(isinstance(callback, _TUNERS) for callback in trainer.callbacks)
+
+
 def _lifted(pl_module: LightningModule) -> Lifted:
     found = [module for module in pl_module.modules() if isinstance(module, Lifted)]
     if len(found) != 1:
@@ -140,10 +174,24 @@ def _lifted(pl_module: LightningModule) -> Lifted:
     return found[0]
 
 
-def _batches(trainer: Trainer, pl_module: LightningModule, loader: Any) -> Iterator[Any]:
-    """Each sample once, in batches as ``training_step`` would get them."""
+def _batches(trainer: Trainer, pl_module: LightningModule, loader: Any, most: float) -> Iterator[Any]:
+    """Each sample once, in batches as ``training_step`` would get them; so many batches, or until each class was seen.
+
+    A fresh prototype needs a sample of its class.
+    """
+    missing = set(range(_lifted(pl_module).num_classes))
     with swept(loader) as batches:
-        for batch in batches:
+        for read, batch in enumerate(batches, 1):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
-            yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            yield batch
+            if missing:
+                y = torch.as_tensor(inputs_and_labels(batch, "initialize")[1])
+                missing -= set((y.argmax(1) if y.ndim > 1 else y).tolist())
+            if read >= most and not missing:
+                break
+
+
+def _refit(net: Lifted, data: Iterable[Any]) -> None:
+    heads.refit_if_better(net, *collect_embeddings(net, net.embed, data, net.prototypes.device, "refresh"))

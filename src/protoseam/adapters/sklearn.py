@@ -58,8 +58,8 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
         batch_size: rows per step at most. Small data get smaller batches, so that an epoch has ten steps.
         validation_fraction: share of the data (stratified) to hold out for early stopping; None trains all epochs on
             all of the data.
-        patience: epochs without a better accuracy on the held-out part before training stops; the best network is kept.
-            Without ``validation_fraction`` it does nothing.
+        patience: epochs without a better accuracy on the held-out part before training stops; the best network is kept,
+            of equals the last. Without ``validation_fraction`` it does nothing.
         random_state: an int for the same network at every fit; None for another one each time.
         device: where to train and predict, as torch names it.
         options: further keyword arguments of :func:`protoseam.lift`, such as ``{"covariance": ps.ExactCovariance()}``.
@@ -158,7 +158,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
             optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps))
         )
         self.history_: list[dict[str, float]] = []
-        best, best_epoch, kept = -1.0, 0, None
+        best, best_epoch, kept = -1.0, 0, {}
         for epoch in net.epochs(batches, self.epochs):
             losses = []
             net.train()
@@ -171,15 +171,19 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
                 losses.append(loss.detach())
             self.history_.append({"rho": float(net.rho), "loss": float(torch.stack(losses).mean())})
             if held_out is not None:
-                answers = _logits(net, held_out[0], self.device).argmax(1)
-                accuracy = float(np.average(answers == held_out[1].numpy(), weights=held_out[2].numpy()))
-                self.history_[-1]["accuracy"] = accuracy
+                accuracy = self.history_[-1]["accuracy"] = _accuracy(net, *held_out, self.device)
                 if accuracy > best:
-                    best, best_epoch, kept = accuracy, epoch, copy.deepcopy(net.state_dict())
-                elif epoch - best_epoch >= self.patience:
+                    best_epoch = epoch
+                if accuracy >= best:  # of equals the later, at the larger ρ
+                    best, kept = accuracy, copy.deepcopy(net.state_dict())
+                if best_epoch + max(self.patience, 1) <= epoch < self.epochs - 1:  # not before the last step
                     break
-        if kept is not None:
-            net.load_state_dict(kept)
+        if held_out is not None:  # the refit of N2 comes after the last epoch
+            accuracy = _accuracy(net, *held_out, self.device)
+            if accuracy >= best:
+                self.history_[-1]["accuracy"] = accuracy
+            else:
+                net.load_state_dict(kept)
         self.net_ = net.eval()
         self.n_iter_ = len(self.history_)
 
@@ -275,6 +279,10 @@ def _logits(net: Lifted, x: Tensor, device: str) -> np.ndarray:
     dtype = next(net.n1.parameters()).dtype
     with evaluating(net):
         return torch.cat([net(part.to(device, dtype)).double().cpu() for part in x.split(_ROWS)]).numpy()
+
+
+def _accuracy(net: Lifted, x: Tensor, y: Tensor, weight: Tensor, device: str) -> float:
+    return float(np.average(_logits(net, x, device).argmax(1) == y.numpy(), weights=weight.numpy()))
 
 
 def _table_network(x: Tensor, widths: Sequence[int], classes: int) -> nn.Module:
