@@ -131,6 +131,11 @@ def test_load_gives_names_and_the_transform(run: Path, digits: np.ndarray, tmp_p
     assert from_file.shape == (1, 8, 8)
     assert torch.equal(from_file, from_picture)
     assert torch.equal(net.transform(picture.convert("P")), from_file)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.rotate(90, expand=True).save(tmp_path / "turned.png", exif=exif)  # as a phone saves it
+    assert torch.equal(net.transform(tmp_path / "turned.png"), from_file)
+    assert torch.equal(net.transform(Image.open(tmp_path / "turned.png")), from_file)
     assert net(from_file[None]).shape == (1, 10)
     with pytest.raises(DataError, match="has 2 channels, and the network takes 1"):
         net.transform(np.zeros((8, 8, 2), dtype=np.uint8))

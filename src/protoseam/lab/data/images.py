@@ -4,8 +4,9 @@
   without alpha), the data set has one channel; otherwise every image becomes RGB.
 - Transparency is composited over black. Dropping the alpha channel would uncover the colours beneath.
 - 16-bit, floating-point, CMYK and other images are refused, because a silent conversion would change them.
-- Animations are refused, because the frame is ambiguous; so are truncated and very large files.
-- EXIF orientation is ignored, as in torchvision, whose arrays these equal.
+- Animations are refused, because the frame is ambiguous; so are truncated and very large files. Without an image
+  size, which bounds what is kept of each image, the limit is lower.
+- Images are turned upright as their EXIF orientation says.
 - With an image size, every image is resized and cropped to that square; without one, all must have one size.
 """
 
@@ -29,8 +30,9 @@ from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.data.names import refuse_unprintable
 from protoseam.lab.data.split import stratified_split
 
-LAYOUT_VERSION = 3  # of what is taken for parts and classes
-MAX_PIXELS = 4096 * 4096
+LAYOUT_VERSION = 4  # of what is taken for parts and classes, and of how a file becomes pixels
+MAX_PIXELS = 4096 * 4096  # of an image that is kept as it is
+MAX_RESIZED_PIXELS = 80_000_000  # of one that is brought to a size; Pillow itself warns above 89 million
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -42,6 +44,16 @@ SPLIT_FRACTION = 0.2  # of a folder that comes without a test part
 _GREY_MODES = ("1", "L", "LA", "La")
 _CLEAN_MODES = (*_GREY_MODES, "RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "YCbCr")
 _TIFF_BITS = 258  # the tag BitsPerSample
+_ORIENTATION = 0x0112  # the EXIF tag, and the names of the turns that it stands for
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 _SHOWN = 20
 
 
@@ -94,14 +106,39 @@ def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return resized
 
 
-def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np.uint8], bool]:
-    """Return (H, W, 3) pixels, resized if a size is given, and whether the file was grey; raise `Problem`."""
+def upright(image: Any) -> Any:
+    """Return a Pillow image turned as its EXIF orientation says; without one, the image itself."""
+    image.load()  # a TIFF is then upright already, and a PNG may have the tag behind the pixels
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a damaged tag, which is no reason to refuse sound pixels
+        return image
+    return image if turn is None else image.transpose(getattr(_pillow().Transpose, turn))
+
+
+def decode_image(
+    data: bytes, image_size: int | None = None, *, least: int | None = None
+) -> tuple[NDArray[np.uint8], bool]:
+    """Return (H, W, 3) pixels, resized if a size is given, and whether the file was grey; raise `Problem`.
+
+    An image larger than `MAX_PIXELS` is decoded only if a size is given, or ``least``, the shorter side that suffices:
+    a JPEG then at a half, a quarter or an eighth of its size.
+    """
     pil = _pillow()
+    enough = image_size or least
     try:
         with pil.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise Problem(f"is {width}×{height} pixels, over the limit of {MAX_PIXELS:,}: shrink it")
+            limit = MAX_RESIZED_PIXELS if enough else MAX_PIXELS
+            if width * height > limit:
+                remedy = (
+                    "shrink it"
+                    if enough or width * height > MAX_RESIZED_PIXELS
+                    else "shrink it, or give --image_size"
+                )
+                raise Problem(f"is {width}×{height} pixels, over the limit of {limit:,}: {remedy}")
+            if enough and width * height > MAX_PIXELS:
+                image.draft(None, (enough, enough))  # of a JPEG; others decode whole
             # Phones write a JPEG and its preview as one MPO file: the first of the two is the photograph.
             if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
                 raise Problem(f"is animated or has {image.n_frames} pages: save the one you mean")
@@ -109,14 +146,14 @@ def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np
                 raise Problem("has 16 bits or more per channel: convert it to 8 bits")
             if image.mode not in _CLEAN_MODES:
                 raise Problem(f"has the colour mode {image.mode}: convert it to RGB with a colour profile")
-            grey, rgb = image.mode in _GREY_MODES, _to_rgb(image, pil)
+            grey, rgb = image.mode in _GREY_MODES, _to_rgb(upright(image), pil)
             return np.asarray(rgb if image_size is None else resize_image(rgb, image_size)), grey
     except Problem:
         raise
     except pil.UnidentifiedImageError as error:
         raise Problem(f"is not one of {', '.join(FORMATS)}: convert, replace or remove it") from error
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
-        raise Problem(f"is far larger than the limit of {MAX_PIXELS:,} pixels: shrink it") from error
+        raise Problem(f"is far larger than the limit of {MAX_RESIZED_PIXELS:,} pixels: shrink it") from error
     except Exception as error:  # decoders raise anything from OSError to struct.error on damaged bytes
         raise Problem(f"is truncated or damaged ({error}): replace or remove it") from error
 

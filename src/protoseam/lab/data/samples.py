@@ -76,7 +76,7 @@ def _pixels(path: Path, shape: Sequence[int]) -> NDArray[Any] | Problem:
 def read_image(data: bytes, shape: Sequence[int]) -> NDArray[np.uint8]:
     """The pixels (H, W, C) of an image file, as training reads them. Raises `Problem`."""
     with quiet_pillow():
-        pixels, grey = decode_image(data)
+        pixels, grey = decode_image(data, least=max(shape[1:]))
     return fit_image(pixels[..., :1] if grey else pixels, shape)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from protoseam.errors import DataError, ModelError
 from protoseam.lab import models
-from protoseam.lab.data.images import Problem
+from protoseam.lab.data.images import Problem, upright
 from protoseam.lab.data.links import refuse_link
 from protoseam.lab.data.samples import find_samples, fit_image, read_image
 from protoseam.lab.engine.config import ConfigError
@@ -100,7 +100,7 @@ class Deployed(nn.Module):
             elif isinstance(image, bytes):
                 pixels = read_image(image, self.shape)
             elif hasattr(image, "save"):  # of Pillow, in any mode
-                image.save(buffer := io.BytesIO(), "PNG")
+                upright(image).save(buffer := io.BytesIO(), "PNG")  # which would lose the tag
                 pixels = read_image(buffer.getvalue(), self.shape)
             else:
                 array = np.asarray(image)
