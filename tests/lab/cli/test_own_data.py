@@ -65,6 +65,8 @@ def test_a_folder_of_any_sizes_from_training_to_export(
     assert "resized and cropped to one size: --image_size" in capsys.readouterr().err
     assert main([*train, "--image_size", "16"]) == 0
     told = capsys.readouterr()
+    took = "run: 3 classes: amber, blue, green; 48 training, 6 of them for validation, and 12 test images"
+    assert f"{took} (a fifth, chosen by file name)." in " ".join(told.err.split())
     assert (
         "run: 42 training samples in batches of 8: 5 steps per epoch; 2 samples, others in each epoch, are left to "
         "later epochs." in told.err

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from protoseam.errors import DataError
 from protoseam.lab.data.archives import ZipTree
 from protoseam.lab.data.arrays import NPZ_LIMITS, parse_npy
-from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_pixels
+from protoseam.lab.data.images import Problem, decode_image, quiet_pillow, resize_pixels
+from protoseam.lab.data.layout import SUFFIXES
 
 # (what to call it, its pixels (H, W, C) or features (F,), or why there are none)
 Sample = tuple[str, "NDArray[Any] | Problem"]

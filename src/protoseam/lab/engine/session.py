@@ -232,9 +232,10 @@ class Session:
         return self.result or self._finish()
 
     def opening(self) -> list[str]:
-        """Return what a person should know before the first epoch: its steps, and what training starts from."""
-        size, batch = self.run.data.size, self.run.data.batch_size
-        notes = [optimizer_of(self.config), epoch_of(size, batch), few_steps(self.config, size, batch)]
+        """Return what a person should know before the first epoch: its data and steps, and what it starts from."""
+        size, batch, data = self.run.data.size, self.run.data.batch_size, RunData.read(self.out)
+        notes = [data.told(len(self.run.data.validation[1])) if data else None, optimizer_of(self.config)]
+        notes += [epoch_of(size, batch), few_steps(self.config, size, batch)]
         notes.append(self.run.start() if self.run.epoch == 0 else None)
         return [f"{self.out.name}: {note}" for note in notes if note]
 
