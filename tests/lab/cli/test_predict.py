@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -159,3 +160,56 @@ def test_an_exported_file_answers_alike(
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     assert main(["predict", str(tmp_path / "bad.onnx"), "x.png"]) == 1
     assert "is no ONNX model" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table")
+    y = np.arange(80) % 2
+    x = np.random.default_rng(0).normal(y[:, None], 1, (80, 3)).astype(np.float32)
+    np.savez(folder / "t.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    session.train(dataclasses.replace(GREY, data=str(folder / "t.npz"), epochs=2), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_rows_without_numbers_are_named_and_the_others_go_on(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.zeros((5, 3))
+    rows[1, 0], rows[2, 1], rows[3] = np.nan, 1e300, 3e38  # not in float32; and too large for the network
+    np.savez(tmp_path / "new.npz", x=rows)
+    status, found, told = answers([str(table), str(tmp_path / "new.npz")], capsys)
+    assert status == 1
+    assert [one["name"][-3:] for one in found] == ["[0]", "[4]"]
+    assert [line.partition("npz")[2] for line in told.splitlines()] == [
+        "[1] holds NaN or infinity: drop or fill such values",
+        "[2] holds NaN or infinity: drop or fill such values",
+        "[3] has values so large that the network's answer is no number: correct them",
+    ]
+    with pytest.raises(DataError, match=r"\[1\] holds NaN or infinity"):
+        ps.load(table).predict([tmp_path / "new.npz"])
+    with pytest.raises(DataError, match="this row holds NaN"):
+        ps.load(table).transform([0, np.inf, 0])
+
+
+def test_what_is_no_sample_is_named_as_what_it_is(
+    table: Path,
+    run: Path,
+    digits: np.ndarray,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "iris.csv").write_text("1,2,3")
+    status, _, told = answers([str(table), str(tmp_path / "iris.csv")], capsys)
+    assert status == 1
+    assert "iris.csv is no .npz file, and the network takes rows of 3 features: np.savez(" in told
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    status, _, told = answers([str(run), "-"], capsys)
+    assert status == 1
+    assert "standard input names no image" in told
+    for name in (".cache/a.png", "b/c.png", "b/.d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(digits[0, ..., 0]).save(tmp_path / name)
+    _, found, _ = answers([str(run), str(tmp_path)], capsys)
+    assert [one["name"] for one in found] == [str(tmp_path / "b" / "c.png")]  # as in training
