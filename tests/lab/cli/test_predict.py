@@ -213,3 +213,21 @@ def test_what_is_no_sample_is_named_as_what_it_is(
         Image.fromarray(digits[0, ..., 0]).save(tmp_path / name)
     _, found, _ = answers([str(run), str(tmp_path)], capsys)
     assert [one["name"] for one in found] == [str(tmp_path / "b" / "c.png")]  # as in training
+
+
+def test_options_may_stand_between_places(
+    run: Path,
+    digits: np.ndarray,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in "ab":
+        Image.fromarray(digits[0, ..., 0]).save(tmp_path / f"{name}.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["predict", str(run), "~/a.png", "--json", str(tmp_path / "b.png")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["export", str(run), "--to", "safetensors", str(tmp_path / "net.safetensors")]) == 0
+    assert (tmp_path / "net.safetensors").is_file()
+    assert main(["report", str(run), "--out=~/two.html", str(run)]) == 0
+    assert (tmp_path / "two.html").is_file()
