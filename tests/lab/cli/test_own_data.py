@@ -183,3 +183,35 @@ def test_the_optimizer_is_named_at_the_start(tmp_path: Path, capsys: pytest.Capt
     words = [f"--data={data}", *QUICK, "--image_size=8", "--epochs=1", "--optim.lr=3e-4", "--out", str(out)]
     assert main(["train", *words]) == 0
     assert "run: SGD with learning rate 0.0003 and weight decay 0.0005" in "".join(capsys.readouterr())
+
+
+def test_a_run_does_not_lie_among_the_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = folder(tmp_path / "photos")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(data)
+    for words in (["--data=."], ["--data=~/photos", "--out=~/photos"], [f"--data={data}", "--out=green/run"]):
+        assert main(["train", *words, *QUICK, "--image_size=8", "--epochs=1"]) == 1
+        assert (
+            f"lies in the data folder {data}, where it would be taken for a class" in capsys.readouterr().err
+        )
+    assert sorted(path.name for path in data.iterdir()) == sorted(COLOURS)
+    assert main(["train", "--data=.", *QUICK, "--image_size=8", "--epochs=1", "--out=~/run"]) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+    rows, labels = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
+    for name in ("train", "test"):  # arrays have no class folders, so a run may lie beside them
+        np.save(tmp_path / f"{name}_images.npy", rows)
+        np.save(tmp_path / f"{name}_labels.npy", labels)
+    assert main(["train", "--data=~/", *QUICK, "--epochs=1", "--out=~/other"]) == 0
+
+
+def test_a_table_is_told_where_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "iris.csv").write_text("1,2,a")
+    assert main(["train", f"--data={tmp_path / 'iris.csv'}", *QUICK, "--out", str(tmp_path / "run")]) == 1
+    assert "Tables go into an .npz: np.savez('table.npz', x_train=…" in capsys.readouterr().err
+    for i in range(9):
+        (tmp_path / "runs" / str(i)).mkdir(parents=True)
+        (tmp_path / "runs" / str(i) / "config.yaml").touch()
+    assert main(["eval", str(tmp_path / "runs")]) == 1
+    assert "the runs in it are 0, 1, 2, 3, 4, 5, 6, 7 and 1 more" in capsys.readouterr().err
