@@ -98,7 +98,9 @@ def test_a_list_and_a_table(
     shown = capsys.readouterr().out
     assert "one\\x1b[2J.png" in shown
     assert "\x1b[2J" not in shown
-    assert "the distance to the nearest prototype" in shown
+    assert (
+        "the distance to the nearest prototype, in deviations; larger is less like the training data" in shown
+    )
     assert main(["predict", str(run), str(tmp_path), "--csv"]) == 0
     assert capsys.readouterr().out.startswith(
         "name,label,probability,second,second_probability,unusual,rank\n"

@@ -111,4 +111,4 @@ def _table(found: Iterator[Prediction], net: Deployed) -> None:
     distance = "the distance to the nearest prototype, in deviations"
     what = distance if net.seam else "the free energy of the logits"
     compared = "; in brackets, the share of the run's test images with a smaller one" if ranked else ""
-    console.print(f"unusual: {what}{compared}", markup=False)
+    console.print(f"unusual: {what}; larger is less like the training data{compared}", markup=False)
