@@ -102,6 +102,11 @@ def test_training_that_ends_at_chance_says_so_last(
     assert main(["train", *words, "--seeds", "1", "2", "--out", str(out)]) == 0
     told = capsys.readouterr()
     lines = told.out.splitlines()
+    found = [
+        100 * json.loads((out / f"baseline-{i}/summary.json").read_text())["test_accuracy"] for i in (1, 2)
+    ]
+    means = f"{sum(found) / 2:.2f} % of 2 runs, {min(found):.2f} to {max(found):.2f}"
+    assert f"baseline: mean test accuracy {means}" in lines
     ends = [f"{out / name}: test accuracy " for name in ("baseline-1", "baseline-2")]
     for line, end in zip(lines[-2:], ends, strict=True):
         assert line.startswith(end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -75,6 +76,8 @@ def main(argv: list[str]) -> int:
             leave_page([out])
     if len(done) > 1 and not given.no_page:
         leave_page(list(done))
+    if several and speaks():
+        _say_means(done)
     for out, summary in done.items() if speaks() else ():  # last: which have learned nothing, and what to try
         if summary.get("at_chance"):
             print(f"{out}: {summary['at_chance']}")
@@ -127,6 +130,20 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
         for variant in known_variants(variants) or [config.variant]
         for seed in list(map(int, seeds)) or [config.seed]
     ]
+
+
+def _say_means(done: dict[Path, dict[str, Any]]) -> None:
+    """Print each variant's mean test accuracy over its seeds, and the range."""
+    by_variant: dict[str, list[float]] = {}
+    for summary in done.values():
+        if summary["test_accuracy"] is not None:
+            by_variant.setdefault(summary["config"]["variant"], []).append(100 * summary["test_accuracy"])
+    for variant, found in by_variant.items():
+        if len(found) > 1:
+            ends = f"{min(found):.2f} to {max(found):.2f}"
+            print(
+                f"{variant}: mean test accuracy {statistics.fmean(found):.2f} % of {len(found)} runs, {ends}"
+            )
 
 
 def _say(out: Path, summary: dict[str, Any]) -> None:
