@@ -125,7 +125,10 @@ def find_data(
     """Return a run's data, without its test part if ``test`` is False, and what has changed since training."""
     name, root = remembered.place(config) if remembered else (config.data, config.data_root)
     if remembered and remembered.path and not Path(name).expanduser().exists():
-        raise ConfigError(f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}")
+        raise ConfigError(
+            f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}. If it has "
+            "moved: eval --data PLACE"
+        )
     dataset = load(name, Path(root) if root else None, image_size=config.image_size)
     if not test:
         dataset = dataset.without_test()
@@ -137,10 +140,18 @@ def data_of(run: Path) -> RunData | Resident:
     return RunData.read(run) or load_again(run, RunDirectory(run).read_config())
 
 
-def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
-    """Load the data of a run for evaluation, normalised as in training; warn if its samples have changed."""
-    remembered = RunData.read(run)
-    dataset, changed = find_data(run, config, remembered)
+def load_again(
+    run: Path, config: RunConfig, device: torch.device | str = "cpu", *, place: str | None = None
+) -> Resident:
+    """Load the data of a run for evaluation, normalised as in training; warn if its samples have changed.
+
+    ``place`` is where the data lies now, if it has moved.
+    """
+    remembered = where = RunData.read(run)
+    if place is not None:
+        config = dataclasses.replace(config, data=place)
+        where = remembered and dataclasses.replace(remembered, path=None)
+    dataset, changed = find_data(run, config, where)
     if changed:
         told = f"the data for {run} has changed since training: {'; '.join(changed)}"
         if len(changed) > 1:  # both parts: files may have moved from one to the other
