@@ -159,7 +159,7 @@ CASES = [
     ),
     Case(
         one_class,
-        refused="there are 1 classes: at least two are needed",
+        refused="there is one class",
         library="a seam needs at least 2 classes",
         library_raises=True,
         num_classes=1,
@@ -245,7 +245,7 @@ def pictures(where: str, count: int, side: int = 4) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("files", "empty", "message"),
     [
-        ({**pictures("a", 5), **pictures("b", 5)}, "c", "no image at all: 'c' (2); add images or remove"),
+        ({**pictures("a", 5), **pictures("b", 5)}, "c", "lies in c/ (it is empty). Convert what is there"),
         ({**pictures("a", 5), **pictures("b", 3, side=6)}, None, "b/0.png is 6×6 while most are 4×4: resize"),
         (
             {**pictures("train/a", 3), **pictures("val/a", 2), **pictures("val/b", 2)},
@@ -253,7 +253,7 @@ def pictures(where: str, count: int, side: int = 4) -> dict[str, bytes]:
             "training lacks 1 of the classes that test has: 'b' (1); move some",
         ),
         (pictures(".", 4), None, "4 images lie in no class folder, first 0.png: move or remove them"),
-        (pictures("a", 5), None, "there are 1 classes: at least two are needed"),
+        (pictures("a", 5), None, "there is one class"),
     ],
     ids=["empty class folder", "mixed sizes", "class only in validation", "missing labels", "one class"],
 )

@@ -65,6 +65,8 @@ def test_a_folder_of_any_sizes_from_training_to_export(
     assert "resized and cropped to one size: --image_size" in capsys.readouterr().err
     assert main([*train, "--image_size", "16"]) == 0
     told = capsys.readouterr()
+    took = "run: 3 classes: amber, blue, green; 48 training, 6 of them for validation, and 12 test images"
+    assert f"{took} (a fifth, chosen by file name)." in " ".join(told.err.split())
     assert (
         "run: 42 training samples in batches of 8: 5 steps per epoch; 2 samples, others in each epoch, are left to "
         "later epochs." in told.err
@@ -100,6 +102,11 @@ def test_training_that_ends_at_chance_says_so_last(
     assert main(["train", *words, "--seeds", "1", "2", "--out", str(out)]) == 0
     told = capsys.readouterr()
     lines = told.out.splitlines()
+    found = [
+        100 * json.loads((out / f"baseline-{i}/summary.json").read_text())["test_accuracy"] for i in (1, 2)
+    ]
+    means = f"{sum(found) / 2:.2f} % of 2 runs, {min(found):.2f} to {max(found):.2f}"
+    assert f"baseline: mean test accuracy {means}" in lines
     ends = [f"{out / name}: test accuracy " for name in ("baseline-1", "baseline-2")]
     for line, end in zip(lines[-2:], ends, strict=True):
         assert line.startswith(end)
@@ -187,3 +194,35 @@ def test_the_optimizer_is_named_at_the_start(tmp_path: Path, capsys: pytest.Capt
     assert "high for AdamW" not in told
     assert main(["train", *words, "--optim.lr=0.05", "--out", str(tmp_path / "fast")]) == 0
     assert "This rate is high for AdamW: --optim.name sgd takes such rates." in "".join(capsys.readouterr())
+
+
+def test_a_run_does_not_lie_among_the_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = folder(tmp_path / "photos")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(data)
+    for words in (["--data=."], ["--data=~/photos", "--out=~/photos"], [f"--data={data}", "--out=green/run"]):
+        assert main(["train", *words, *QUICK, "--image_size=8", "--epochs=1"]) == 1
+        assert (
+            f"lies in the data folder {data}, where it would be taken for a class" in capsys.readouterr().err
+        )
+    assert sorted(path.name for path in data.iterdir()) == sorted(COLOURS)
+    assert main(["train", "--data=.", *QUICK, "--image_size=8", "--epochs=1", "--out=~/run"]) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
+    rows, labels = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
+    for name in ("train", "test"):  # arrays have no class folders, so a run may lie beside them
+        np.save(tmp_path / f"{name}_images.npy", rows)
+        np.save(tmp_path / f"{name}_labels.npy", labels)
+    assert main(["train", "--data=~/", *QUICK, "--epochs=1", "--out=~/other"]) == 0
+
+
+def test_a_table_is_told_where_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "iris.csv").write_text("1,2,a")
+    assert main(["train", f"--data={tmp_path / 'iris.csv'}", *QUICK, "--out", str(tmp_path / "run")]) == 1
+    assert "Tables go into an .npz: np.savez('table.npz', x_train=…" in capsys.readouterr().err
+    for i in range(9):
+        (tmp_path / "runs" / str(i)).mkdir(parents=True)
+        (tmp_path / "runs" / str(i) / "config.yaml").touch()
+    assert main(["eval", str(tmp_path / "runs")]) == 1
+    assert "the runs in it are 0, 1, 2, 3, 4, 5, 6, 7 and 1 more" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -97,7 +98,9 @@ def test_a_list_and_a_table(
     shown = capsys.readouterr().out
     assert "one\\x1b[2J.png" in shown
     assert "\x1b[2J" not in shown
-    assert "the distance to the nearest prototype" in shown
+    assert (
+        "the distance to the nearest prototype, in deviations; larger is less like the training data" in shown
+    )
     assert main(["predict", str(run), str(tmp_path), "--csv"]) == 0
     assert capsys.readouterr().out.startswith(
         "name,label,probability,second,second_probability,unusual,rank\n"
@@ -131,6 +134,11 @@ def test_load_gives_names_and_the_transform(run: Path, digits: np.ndarray, tmp_p
     assert from_file.shape == (1, 8, 8)
     assert torch.equal(from_file, from_picture)
     assert torch.equal(net.transform(picture.convert("P")), from_file)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.rotate(90, expand=True).save(tmp_path / "turned.png", exif=exif)  # as a phone saves it
+    assert torch.equal(net.transform(tmp_path / "turned.png"), from_file)
+    assert torch.equal(net.transform(Image.open(tmp_path / "turned.png")), from_file)
     assert net(from_file[None]).shape == (1, 10)
     with pytest.raises(DataError, match="has 2 channels, and the network takes 1"):
         net.transform(np.zeros((8, 8, 2), dtype=np.uint8))
@@ -154,3 +162,74 @@ def test_an_exported_file_answers_alike(
     (tmp_path / "bad.onnx").write_bytes(b"nonsense")
     assert main(["predict", str(tmp_path / "bad.onnx"), "x.png"]) == 1
     assert "is no ONNX model" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("table")
+    y = np.arange(80) % 2
+    x = np.random.default_rng(0).normal(y[:, None], 1, (80, 3)).astype(np.float32)
+    np.savez(folder / "t.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    session.train(dataclasses.replace(GREY, data=str(folder / "t.npz"), epochs=2), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_rows_without_numbers_are_named_and_the_others_go_on(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.zeros((5, 3))
+    rows[1, 0], rows[2, 1], rows[3] = np.nan, 1e300, 3e38  # not in float32; and too large for the network
+    np.savez(tmp_path / "new.npz", x=rows)
+    status, found, told = answers([str(table), str(tmp_path / "new.npz")], capsys)
+    assert status == 1
+    assert [one["name"][-3:] for one in found] == ["[0]", "[4]"]
+    assert [line.partition("npz")[2] for line in told.splitlines()] == [
+        "[1] holds NaN or infinity: drop or fill such values",
+        "[2] holds NaN or infinity: drop or fill such values",
+        "[3] has values so large that the network's answer is no number: correct them",
+    ]
+    with pytest.raises(DataError, match=r"\[1\] holds NaN or infinity"):
+        ps.load(table).predict([tmp_path / "new.npz"])
+    with pytest.raises(DataError, match="this row holds NaN"):
+        ps.load(table).transform([0, np.inf, 0])
+
+
+def test_what_is_no_sample_is_named_as_what_it_is(
+    table: Path,
+    run: Path,
+    digits: np.ndarray,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "iris.csv").write_text("1,2,3")
+    status, _, told = answers([str(table), str(tmp_path / "iris.csv")], capsys)
+    assert status == 1
+    assert "iris.csv is no .npz file, and the network takes rows of 3 features: np.savez(" in told
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    status, _, told = answers([str(run), "-"], capsys)
+    assert status == 1
+    assert "standard input names no image" in told
+    for name in (".cache/a.png", "b/c.png", "b/.d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(digits[0, ..., 0]).save(tmp_path / name)
+    _, found, _ = answers([str(run), str(tmp_path)], capsys)
+    assert [one["name"] for one in found] == [str(tmp_path / "b" / "c.png")]  # as in training
+
+
+def test_options_may_stand_between_places(
+    run: Path,
+    digits: np.ndarray,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in "ab":
+        Image.fromarray(digits[0, ..., 0]).save(tmp_path / f"{name}.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["predict", str(run), "~/a.png", "--json", str(tmp_path / "b.png")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["export", str(run), "--to", "safetensors", str(tmp_path / "net.safetensors")]) == 0
+    assert (tmp_path / "net.safetensors").is_file()
+    assert main(["report", str(run), "--out=~/two.html", str(run)]) == 0
+    assert (tmp_path / "two.html").is_file()

@@ -118,3 +118,8 @@ def test_ten_thousand_classes() -> None:
         warnings.simplefilter("ignore")
         check(replace(many, train_images=images[:10_000], train_labels=labels[:10_000]))
     assert time.perf_counter() - start < 2  # milliseconds, in fact
+
+
+def test_a_name_of_two_classes_is_refused() -> None:
+    with pytest.raises(DataError, match="'c1' is the name of more than one class: give each its own"):
+        check(replace(GOOD, classes=("c1", "c0", "c1")))

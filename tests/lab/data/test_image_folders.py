@@ -77,6 +77,18 @@ def test_grey_stays_grey_only_if_all_are(tmp_path: Path) -> None:
             {f"seg_{part}/{label}/1.png": b"" for part in ("train", "test") for label in "abc"},
             r"seg_test/, seg_train/ each hold the folders a, b, c….*parts of a data set .*name them train/ and test/",
         ),
+        (
+            {f"seg_{part}/seg_{part}/{label}/1.png": b"" for part in ("train", "test") for label in "abc"}
+            | {"seg_pred/seg_pred/1.png": b""},
+            r"seg_test/, seg_train/ each hold the folders a, b, c….*name them train/ and test/",
+        ),
+        ({"train/1.png": b"", "test1/1.png": b""}, "has train/ but none of test/"),
+        ({"train/1.png": b"", "test/1.png": b""}, "1 images lie in no class folder, first train/1.png"),
+        (
+            {"train/steam/1.png": b"", "car/1.png": b""},
+            "move the class folders up one level .*If train/ is a class, rename it",
+        ),
+        ({"a/1.heic": b"", "b/2.heic": b""}, r"holds no images in .*\. 2 files end in \.heic: convert them"),
     ],
 )
 def test_layouts_that_cannot_be_meant(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
@@ -86,7 +98,50 @@ def test_layouts_that_cannot_be_meant(tmp_path: Path, files: dict[str, bytes], m
 
 def test_classes_may_have_folders_of_their_own(tmp_path: Path) -> None:
     files = {f"{c}/{age}/{i}.png": png(rgb()[0]) for c in "ab" for age in ("old", "new") for i in range(5)}
-    assert read_image_folder(open_tree(write_folder(tmp_path, files)), "x").classes == ("a", "b")
+    files |= pictures("c/one", rgb(5))
+    told = (
+        r"a/ holds folders itself \(new, old\).* class 'a'; so it is with 1 more\. If the inner folders are"
+    )
+    with pytest.warns(DataWarning, match=told):
+        assert read_image_folder(open_tree(write_folder(tmp_path, files)), "x").classes == ("a", "b", "c")
+
+
+def test_wrappers_around_the_set_and_inside_its_parts(tmp_path: Path) -> None:
+    """`train/seg_train/CLASS`, as some archives unpack; a test part of one class is not taken for wrapped."""
+    for i, (train, test) in enumerate((("train/seg_train", "test/seg_test"), ("train", "test"))):
+        files = {**pictures(f"set/set/{train}/a", rgb(3)), **pictures(f"set/set/{train}/b/deeper", rgb(3))}
+        files |= pictures(f"set/set/{test}/b/deeper", rgb(2))
+        dataset = read_image_folder(open_tree(write_folder(tmp_path / str(i), files)), "x")
+        assert dataset.classes == ("a", "b")
+        assert (dataset.train_labels.tolist(), dataset.test_labels.tolist()) == ([0, 0, 0, 1, 1, 1], [1, 1])
+        assert not dataset.held_out
+
+
+def test_a_class_may_be_called_train_or_test(tmp_path: Path) -> None:
+    files = {**pictures("train", rgb(5)), **pictures("car", rgb(5)), **pictures("test", rgb(5))}
+    dataset = read_image_folder(open_tree(write_folder(tmp_path, files)), "x")
+    assert dataset.classes == ("car", "test", "train")
+    assert dataset.held_out
+
+
+def test_what_was_held_out_is_known_from_the_decoded_copy(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pets", {**pictures("a", rgb(9)), **pictures("b", rgb(9))})
+    assert [load(str(folder), tmp_path / "root").held_out for _ in range(2)] == [True, True]
+
+
+@pytest.mark.parametrize("how", ["folder", "zip"])
+def test_folders_and_files_that_cannot_be_read_are_counted_by_ending(tmp_path: Path, how: str) -> None:
+    files = {**pictures("cat", rgb(5)), **pictures("dog", rgb(5)), "dog/1.HEIC": b"", "cat/2.avif": b""}
+    files |= {f"ant/{i}.HEIC": b"" for i in range(10)} | {"ant/notes.txt": b""}
+    write = write_folder if how == "folder" else write_zip
+    missing = (
+        r"lies in ant/ \(10 files end in \.heic, 1 in \.txt\)\. Convert what is there to JPEG or PNG, add"
+    )
+    with pytest.raises(DataError, match=missing):
+        load(str(write(tmp_path / "pets.zip", files)), tmp_path / "root")
+    kept = {name: data for name, data in files.items() if not name.startswith("ant/")}
+    with pytest.warns(DataWarning, match=r"1 file ends in \.(heic|avif), 1 in .*: they are left out"):
+        assert load(str(write(tmp_path / "two.zip", kept)), tmp_path / "root").classes == ("cat", "dog")
 
 
 def test_a_validation_folder_beside_a_test_folder_is_named(tmp_path: Path) -> None:
@@ -118,7 +173,12 @@ def test_too_few_images_to_split(tmp_path: Path) -> None:
 def test_an_empty_class_folder_and_an_unseen_test_class_are_named(tmp_path: Path) -> None:
     write_folder(tmp_path, {**pictures("train/a", rgb(3)), **pictures("test/b", rgb(1))})
     (tmp_path / "train" / "void").mkdir()
-    with pytest.raises(DataError, match=r"training lacks 1 .*'b'[\s\S]*have no image at all: 'void'"):
+    with pytest.raises(
+        DataError, match=r"lies in train/void/ \(it is empty\)\. Convert .*, or remove the folder"
+    ):
+        read_image_folder(open_tree(tmp_path), "x")
+    (tmp_path / "train" / "void").rmdir()
+    with pytest.raises(DataError, match=r"training lacks 1 .*'b'"):
         check(read_image_folder(open_tree(tmp_path), "x"))
 
 

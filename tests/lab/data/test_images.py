@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import sys
 import zlib
@@ -13,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_images import encoded, pictures, rgb
 from miniature_files import jpeg, png, write_folder
-from PIL import Image
+from PIL import Image, ImageOps
 
 from protoseam.errors import DataError
 from protoseam.lab.data import images
 from protoseam.lab.data.archives import open_tree
 from protoseam.lab.data.images import Problem, decode_image, read_image_folder
+from protoseam.lab.data.samples import fit_image
 
 
 def test_modes_that_convert() -> None:
@@ -52,6 +54,52 @@ def png16() -> bytes:
         + chunk(b"IDAT", zlib.compress(rows))
         + chunk(b"IEND", b"")
     )
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_orientation_turns_an_image_upright(kind: str, tag: int) -> None:
+    """By Pillow's own `exif_transpose`; sizes are those after turning."""
+    array = rgb(1, 6, 5)[0]
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    data = encoded(Image.fromarray(array), kind, exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    pixels, _ = decode_image(data)
+    assert pixels.shape[:2] == ((5, 6) if tag > 4 else (6, 5))
+    np.testing.assert_array_equal(pixels, np.asarray(expected.convert("RGB")))
+    np.testing.assert_array_equal(
+        decode_image(data, 4)[0], np.asarray(images.resize_image(expected.convert("RGB"), 4))
+    )
+
+
+def test_a_damaged_orientation_is_no_reason_to_refuse_an_image() -> None:
+    data = encoded(Image.fromarray(rgb()[0]), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff")
+    with images.quiet_pillow():
+        assert decode_image(data)[0].shape == (6, 5, 3)
+
+
+def test_large_photographs_are_read_where_they_are_brought_to_a_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(images, "MAX_PIXELS", 100 * 100)
+    monkeypatch.setattr(images, "MAX_RESIZED_PIXELS", 300 * 300)
+    y, x = np.mgrid[:160, :240]
+    photograph = np.stack([x, y, x], axis=2).astype(np.uint8)
+    for data in (jpeg(photograph), png(photograph)):
+        small = decode_image(data, 16)[0]
+        expected = np.asarray(images.resize_image(Image.fromarray(photograph), 16))
+        assert np.abs(small.astype(int) - expected).max() <= 4
+        np.testing.assert_array_equal(fit_image(decode_image(data, least=16)[0], (3, 16, 16)), small)
+        with pytest.raises(Problem, match=r"is 240×160 pixels, .* 10,000: shrink it, or give --image_size"):
+            decode_image(data)
+    assert decode_image(jpeg(photograph), least=70)[0].shape == (80, 120, 3)  # decoded at a half
+    with pytest.raises(Problem, match=r"is 301×300 pixels, over the limit of 90,000: shrink it$"):
+        decode_image(png(np.zeros((300, 301), np.uint8)), 16)
+
+
+def test_the_limit_lies_below_pillows_own() -> None:
+    assert images.MAX_PIXELS < 50_000_000 < images.MAX_RESIZED_PIXELS < Image.MAX_IMAGE_PIXELS
 
 
 def test_one_report_names_every_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

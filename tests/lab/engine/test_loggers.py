@@ -181,6 +181,33 @@ def test_mlflow_in_a_local_store_goes_on_under_the_same_run(
     assert (run.info.status, run.data.metrics["lr"]) == ("FAILED", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "wandb",
+            "No API key configured. Use `wandb login` to log in. Without an account: WANDB_MODE=offline",
+        ),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///mlflow.db"),
+    ],
+)
+def test_a_logger_that_cannot_start_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    """What is wrong is said in a line, and the same command with a remedy finds nothing in its way."""
+    import wandb
+
+    def init(**_: Any) -> None:
+        raise wandb.errors.UsageError("No API key configured. Use `wandb login` to log in.\n")
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    with pytest.raises(ConfigError, match=f"^--logger {name} cannot start: .*{words}$"):
+        session.train(CONFIG, tmp_path / "run", quiet=True, logger=name)
+    assert not (tmp_path / "run").exists()
+
+
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no logger 'comet'; there are csv, tensorboard"):
         make_logger("comet", tmp_path)

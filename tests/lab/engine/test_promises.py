@@ -42,7 +42,7 @@ def test_the_worst_classes_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path:
     right = torch.arange(6).repeat(7) < 6 - y
     x = nn.functional.one_hot(torch.where(right, y, (y + 1) % 7), 7).float()
     data = SimpleNamespace(num_classes=7, classes="abcdefg", batches=lambda split: [(x, y)])
-    monkeypatch.setattr(evaluate, "load_deployed", lambda path: (nn.Identity(), data))
+    monkeypatch.setattr(evaluate, "load_deployed", lambda path, place: (nn.Identity(), data))
     with RunDirectory.create(tmp_path, SMALL):
         found = evaluate.evaluate(tmp_path, device="cpu")
     assert found["worst_classes"] == [(name, pytest.approx(c / 6)) for c, name in enumerate("gfedc")]

@@ -68,6 +68,9 @@ def test_a_run_finds_its_data_from_another_folder(here: Path, monkeypatch: pytes
     found = evaluate(here / "run")
     assert (found["accuracy"], found["samples"]) == (expected, 30)
     shutil.move(here / "blobs.npz", here / "moved.npz")  # gone: what the config says, from here
+    assert evaluate(here / "run", place=str(here / "moved.npz"))["accuracy"] == expected
+    with pytest.warns(DataWarning, match="its training samples were 30 and are 40"):
+        evaluate(here / "run", place=str(other / "blobs.npz"))
     with pytest.warns(
         DataWarning, match="its training samples were 30 and are 40; its testing samples were 30"
     ):

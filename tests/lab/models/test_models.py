@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from types import ModuleType
 
@@ -287,3 +288,26 @@ def test_small_networks_fit_their_images() -> None:
     with pytest.raises(ValueError, match="too small to be halved twice"):
         convnet(10, image_size=3)
     assert mlp(13, 3, hidden=())(torch.randn(5, 13)).shape == (5, 3)
+
+
+def test_a_network_for_images_of_another_size_says_which_option_helps() -> None:
+    pytest.importorskip("timm")
+    told = r"takes images of 224×224 pixels, and the data has 32×32: give --image_size 224, or --model_options '(.*)'$"
+    with pytest.raises(ModelError, match=told) as caught:
+        build("vit_tiny_patch16_224", 3, (3, 32, 32), depth=1)
+    options = json.loads(str(caught.value).partition("--model_options ")[2].strip("'"))
+    network = build("vit_tiny_patch16_224", 3, (3, 32, 32), depth=1, **options)
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_pretrained_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no such host\nand more")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(
+        ModelError, match=r"weights of resnet10t cannot be loaded \(no such host\): check the conn"
+    ):
+        build("resnet10t", 3, (3, 32, 32), pretrained=True)

@@ -19,9 +19,10 @@ from protoseam.lab.cli.train import build_parser
 from protoseam.lab.engine import session
 from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig, resolved
 from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.rundata import RunData
 from protoseam.lab.engine.settings import from_dict
 from protoseam.lab.report.compare import grouped, paired
-from protoseam.lab.report.gather import gather
+from protoseam.lab.report.gather import Gathered, gather
 from protoseam.lab.report.markup import Markup, tag
 from protoseam.lab.report.page import page, write_page
 from protoseam.lab.report.payload import calibration
@@ -156,6 +157,39 @@ def test_groups_are_named_by_what_differs() -> None:
         "protoseam, rho_max 16",
         "protoseam, rho_max 8",
     ]
+
+
+def test_data_of_the_same_name_is_told_apart_by_its_samples() -> None:
+    """A copy in another place is the same data, and so is another image size; changed samples are not."""
+    base = several()[0]
+    places = [("/a/photos", "1", None), ("/b/photos", "1", None), ("/c/photos", "2", None)]
+    places += [("/a/photos", "3", 32), ("/d/birds", "4", None)]
+
+    def of(path: str, print_: str, size: int | None) -> Gathered:
+        data = RunData(path, None, ["x", "y"], [1], [9, print_], [9, print_], [0.0], [1.0], size)
+        return dataclasses.replace(base, config={**base.config, "data": path, "image_size": size}, data=data)
+
+    groups = grouped([of(*place) for place in places])
+    assert [group.block.partition(",")[0] for group in groups] == [
+        "/a/photos",
+        "/c/photos",
+        "/a/photos",
+        "birds",
+    ]
+    assert [len(group.runs) for group in groups] == [2, 1, 1, 1]
+    blocks = [group.block for group in grouped([of("/a/photos", p, None) for p in "12"])]
+    assert all(re.match(r"/a/photos \([0-9a-f]{8}\), ", block) for block in blocks)
+    assert blocks[0] != blocks[1]
+
+
+def test_epochs_are_named_where_they_differ_between_variants() -> None:
+    runs = [
+        dataclasses.replace(
+            run, config={**run.config, "epochs": 5 if run.config["variant"] == "baseline" else 9}
+        )
+        for run in several()
+    ]
+    assert [group.label for group in grouped(runs)] == ["baseline, epochs 5", "protoseam, epochs 9"]
 
 
 def test_trials_of_a_sweep_are_compared_by_validation_accuracy() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="DIR", help="a finished run's directory")
     parser.add_argument("--split", choices=("validation", "test"), default="test")
+    parser.add_argument("--data", metavar="PLACE", help="where the run's data lies now, if it has moved")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from protoseam.lab.engine.evaluate import BINS, evaluate
 
-    result = evaluate(args.run, split=args.split, device=args.device)
+    result = evaluate(args.run, split=args.split, device=args.device, place=args.data)
     if args.json:
         print(json.dumps(result))
         return 0

@@ -74,7 +74,9 @@ def _run(verb: str, rest: list[str]) -> int:
         else:
             parser = argparse.ArgumentParser(prog=f"protoseam {verb}", description=VERBS[verb])
             module.add_arguments(parser)
-            status = int(module.run(parser.parse_args(spelled(rest, parser))))
+            # options may stand between positional words; argparse cannot do that for verbs of verbs
+            parse = parser.parse_args if parser._subparsers else parser.parse_intermixed_args
+            status = int(module.run(parse(spelled(rest, parser))))
         sys.stdout.flush()  # here, where a pipe that is closed is understood
         return status
     except ModuleNotFoundError as error:

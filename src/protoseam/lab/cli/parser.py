@@ -93,7 +93,7 @@ def _read_file(given: argparse.Namespace, parser: Parser) -> dict[str, Any]:
         raise ConfigError(f"--config {given.config:.200}: {error}") from error
     for name, value in own.items():
         if getattr(given, name) == parser.get_default(name):
-            setattr(given, name, value)
+            setattr(given, name, os.path.expanduser(value) if isinstance(value, str) else value)
     return found
 
 
@@ -101,15 +101,18 @@ def _read_file(given: argparse.Namespace, parser: Parser) -> dict[str, Any]:
 
 
 def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options as this parser spells them: --on-nonfinite and --on_nonfinite are the same."""
+    """Return the words as this parser takes them: --on-nonfinite is --on_nonfinite, and ~ the home directory.
+
+    Shells expand ~ at the beginning of a word, but not in --out=~/runs.
+    """
 
     def known(word: str) -> str:
         name, equals, value = word.partition("=")
         forms = (name, "--" + name[2:].replace("-", "_"), "--" + name[2:].replace("_", "-"))
         found = next((form for form in forms if form in parser._option_string_actions), name)
-        return found + equals + value
+        return found + equals + os.path.expanduser(value)
 
-    return [known(word) if word.startswith("--") else word for word in argv]
+    return [known(word) if word.startswith("--") else os.path.expanduser(word) for word in argv]
 
 
 def at_least_one(name: str, value: int | None) -> None:

@@ -6,6 +6,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     net = load(args.run, device=resolve_device(args.device), trust=args.trust)
     write = _csv if args.csv else _json if args.json else _table
     damaged: list[str] = []
-    write(net.answers(_inputs(net, args.images, damaged)), net)
+    write(_sound(net.answers(_inputs(net, args.images, damaged)), damaged), net)
     for line in damaged:
         print(for_terminal(f"protoseam predict: {line}"), file=sys.stderr)
     return 1 if damaged else 0
@@ -55,6 +56,17 @@ def _inputs(net: Deployed, places: list[str], damaged: list[str]) -> Iterator[tu
             damaged.append(f"{name} {sample}")
         else:
             yield name, net.normalised(sample)
+
+
+def _sound(found: Iterator[Prediction], damaged: list[str]) -> Iterator[Prediction]:
+    """The answers that are numbers; a network overflows on values far beyond those of its training."""
+    for one in found:
+        if math.isfinite(one.probability) and math.isfinite(one.unusual):
+            yield one
+        else:
+            damaged.append(
+                f"{one.name} has values so large that the network's answer is no number: correct them"
+            )
 
 
 def _csv(found: Iterator[Prediction], net: Deployed) -> None:
@@ -99,4 +111,4 @@ def _table(found: Iterator[Prediction], net: Deployed) -> None:
     distance = "the distance to the nearest prototype, in deviations"
     what = distance if net.seam else "the free energy of the logits"
     compared = "; in brackets, the share of the run's test images with a smaller one" if ranked else ""
-    console.print(f"unusual: {what}{compared}", markup=False)
+    console.print(f"unusual: {what}; larger is less like the training data{compared}", markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,8 @@ def main(argv: list[str]) -> int:
     else:
         runs = [_going_on(Path(given.resume), spelled(argv, parser))]
     several = len(runs) > 1
+    for one, out in runs if given.resume is None else []:
+        _refuse_inside_data(one.data, out)
     spare_threads(runs[0][0])
     for _, out in runs if several else []:
         refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
@@ -73,10 +76,24 @@ def main(argv: list[str]) -> int:
             leave_page([out])
     if len(done) > 1 and not given.no_page:
         leave_page(list(done))
+    if several and speaks():
+        _say_means(done)
     for out, summary in done.items() if speaks() else ():  # last: which have learned nothing, and what to try
         if summary.get("at_chance"):
             print(f"{out}: {summary['at_chance']}")
     return status
+
+
+def _refuse_inside_data(data: str, out: Path) -> None:
+    """Refuse a run among class folders, of which it would be one for every later run."""
+    from protoseam.lab.data.loading import is_class_folders
+
+    folder = Path(data).expanduser().resolve()
+    if out.resolve().is_relative_to(folder) and is_class_folders(data):
+        raise ConfigError(
+            f"--out {out} lies in the data folder {folder}, where it would be taken for a class: choose a place "
+            f"beside it, such as --out {folder.parent / 'runs' / folder.name}"
+        )
 
 
 def _listed(values: list[Any] | None) -> list[str]:
@@ -113,6 +130,20 @@ def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfi
         for variant in known_variants(variants) or [config.variant]
         for seed in list(map(int, seeds)) or [config.seed]
     ]
+
+
+def _say_means(done: dict[Path, dict[str, Any]]) -> None:
+    """Print each variant's mean test accuracy over its seeds, and the range."""
+    by_variant: dict[str, list[float]] = {}
+    for summary in done.values():
+        if summary["test_accuracy"] is not None:
+            by_variant.setdefault(summary["config"]["variant"], []).append(100 * summary["test_accuracy"])
+    for variant, found in by_variant.items():
+        if len(found) > 1:
+            ends = f"{min(found):.2f} to {max(found):.2f}"
+            print(
+                f"{variant}: mean test accuracy {statistics.fmean(found):.2f} % of {len(found)} runs, {ends}"
+            )
 
 
 def _say(out: Path, summary: dict[str, Any]) -> None:

@@ -208,7 +208,10 @@ def open_tree(path: Path, limits: Limits = DEFAULT_LIMITS) -> Tree:
         return ZipTree(path, limits)
     if path.name.lower().endswith(TAR_SUFFIXES):
         return TarTree(path, limits)
-    raise DataError(f"{path} is neither a folder nor an archive ({', '.join(ARCHIVE_SUFFIXES)})")
+    raise DataError(
+        f"{path} is neither a folder nor an archive ({', '.join(ARCHIVE_SUFFIXES)}). Tables go into an .npz: "
+        "np.savez('table.npz', x_train=…, y_train=…, x_test=…, y_test=…)"
+    )
 
 
 def extract(archive: Path, destination: Path) -> None:

@@ -6,6 +6,7 @@ where they came from, their sizes and their SHA-256. It can be deleted at any ti
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -42,7 +43,7 @@ def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset
     if folder.exists():
         why = damage(folder)
         if why is None:
-            return read_array_folder(folder, name)
+            return _read(folder, name)
         warnings.warn(
             f"the decoded copy {folder} is damaged ({why}) and is rebuilt from its source",
             DataWarning,
@@ -60,7 +61,12 @@ def cached(root: Path, name: str, stamp: Stamp, build: Callable[[], ArrayDataset
             stacklevel=4,
         )
         return dataset
-    return read_array_folder(folder, name)
+    return _read(folder, name)
+
+
+def _read(folder: Path, name: str) -> ArrayDataset:
+    manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    return dataclasses.replace(read_array_folder(folder, name), held_out=manifest.get("held_out") is True)
 
 
 def folder_of(root: Path, name: str, stamp: Stamp) -> Path:
@@ -135,6 +141,7 @@ def _write(folder: Path, dataset: ArrayDataset, stamp: Stamp) -> None:
         manifest: dict[str, Any] = {
             "name": dataset.name,
             "reader": READER_VERSION,
+            "held_out": dataset.held_out,
             "sources": [{"name": name, "bytes": size} for name, size, _ in stamp[:1000]],
             "files": {
                 file: {"bytes": (staging / file).stat().st_size, "sha256": sha256_of(staging / file)}

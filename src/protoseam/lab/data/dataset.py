@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class ArrayDataset:
     test_images: NDArray[Any]
     test_labels: NDArray[np.int64]
     classes: tuple[str, ...]
+    held_out: bool = False  # whether the test part is a fifth of one folder, chosen by the names of the files
 
     def __post_init__(self) -> None:
         refuse_unprintable(self.name, self.classes)  # whatever file they were read from
@@ -97,7 +99,13 @@ def _array_errors(dataset: ArrayDataset) -> list[str]:
             f"{dataset.test_images.shape[1:]}: bring both to one size"
         )
     if dataset.num_classes < 2:
-        errors.append(f"there are {dataset.num_classes or 'no'} classes: at least two are needed")
+        there = f"is one class, {dataset.classes[0]!r}" if dataset.classes else "are no classes"
+        errors.append(f"there {there}: at least two are needed, and of images a folder for each")
+    if twice := [name for name, count in Counter(dataset.classes).items() if count > 1]:
+        errors.append(
+            f"{', '.join(map(repr, twice[:_NAMED]))} is the name of more than one class: give each its own, or "
+            "give them one label"
+        )
     return errors
 
 

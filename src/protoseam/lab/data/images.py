@@ -4,8 +4,9 @@
   without alpha), the data set has one channel; otherwise every image becomes RGB.
 - Transparency is composited over black. Dropping the alpha channel would uncover the colours beneath.
 - 16-bit, floating-point, CMYK and other images are refused, because a silent conversion would change them.
-- Animations are refused, because the frame is ambiguous; so are truncated and very large files.
-- EXIF orientation is ignored, as in torchvision, whose arrays these equal.
+- Animations are refused, because the frame is ambiguous; so are truncated and very large files. Without an image
+  size, which bounds what is kept of each image, the limit is lower.
+- Images are turned upright as their EXIF orientation says.
 - With an image size, every image is resized and cropped to that square; without one, all must have one size.
 """
 
@@ -23,25 +24,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protoseam.errors import DataError, DataWarning
+from protoseam.errors import DataError
 from protoseam.lab.data.archives import FolderTree, Tree
 from protoseam.lab.data.dataset import ArrayDataset
+from protoseam.lab.data.layout import find_layout
 from protoseam.lab.data.names import refuse_unprintable
 from protoseam.lab.data.split import stratified_split
 
-LAYOUT_VERSION = 3  # of what is taken for parts and classes
-MAX_PIXELS = 4096 * 4096
+LAYOUT_VERSION = 4  # of what is taken for parts and classes, and of how a file becomes pixels
+MAX_PIXELS = 4096 * 4096  # of an image that is kept as it is
+MAX_RESIZED_PIXELS = 80_000_000  # of one that is brought to a size; Pillow itself warns above 89 million
 # What Pillow may take a file for, whatever it is called: for some other formats it starts programs (EPS: gs).
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-# in any case; of the test folders the first that exists is the test set
-TRAIN_FOLDERS = ("train", "training")
-TEST_FOLDERS = ("test", "testing", "val", "valid", "validation")
 SPLIT_FRACTION = 0.2  # of a folder that comes without a test part
 
 _GREY_MODES = ("1", "L", "LA", "La")
 _CLEAN_MODES = (*_GREY_MODES, "RGB", "RGBA", "RGBa", "RGBX", "P", "PA", "YCbCr")
 _TIFF_BITS = 258  # the tag BitsPerSample
+_ORIENTATION = 0x0112  # the EXIF tag, and the names of the turns that it stands for
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 _SHOWN = 20
 
 
@@ -94,14 +103,39 @@ def resize_arrays(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     return resized
 
 
-def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np.uint8], bool]:
-    """Return (H, W, 3) pixels, resized if a size is given, and whether the file was grey; raise `Problem`."""
+def upright(image: Any) -> Any:
+    """Return a Pillow image turned as its EXIF orientation says; without one, the image itself."""
+    image.load()  # a TIFF is then upright already, and a PNG may have the tag behind the pixels
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a damaged tag, which is no reason to refuse sound pixels
+        return image
+    return image if turn is None else image.transpose(getattr(_pillow().Transpose, turn))
+
+
+def decode_image(
+    data: bytes, image_size: int | None = None, *, least: int | None = None
+) -> tuple[NDArray[np.uint8], bool]:
+    """Return (H, W, 3) pixels, resized if a size is given, and whether the file was grey; raise `Problem`.
+
+    An image larger than `MAX_PIXELS` is decoded only if a size is given, or ``least``, the shorter side that suffices:
+    a JPEG then at a half, a quarter or an eighth of its size.
+    """
     pil = _pillow()
+    enough = image_size or least
     try:
         with pil.open(io.BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise Problem(f"is {width}×{height} pixels, over the limit of {MAX_PIXELS:,}: shrink it")
+            limit = MAX_RESIZED_PIXELS if enough else MAX_PIXELS
+            if width * height > limit:
+                remedy = (
+                    "shrink it"
+                    if enough or width * height > MAX_RESIZED_PIXELS
+                    else "shrink it, or give --image_size"
+                )
+                raise Problem(f"is {width}×{height} pixels, over the limit of {limit:,}: {remedy}")
+            if enough and width * height > MAX_PIXELS:
+                image.draft(None, (enough, enough))  # of a JPEG; others decode whole
             # Phones write a JPEG and its preview as one MPO file: the first of the two is the photograph.
             if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
                 raise Problem(f"is animated or has {image.n_frames} pages: save the one you mean")
@@ -109,14 +143,14 @@ def decode_image(data: bytes, image_size: int | None = None) -> tuple[NDArray[np
                 raise Problem("has 16 bits or more per channel: convert it to 8 bits")
             if image.mode not in _CLEAN_MODES:
                 raise Problem(f"has the colour mode {image.mode}: convert it to RGB with a colour profile")
-            grey, rgb = image.mode in _GREY_MODES, _to_rgb(image, pil)
+            grey, rgb = image.mode in _GREY_MODES, _to_rgb(upright(image), pil)
             return np.asarray(rgb if image_size is None else resize_image(rgb, image_size)), grey
     except Problem:
         raise
     except pil.UnidentifiedImageError as error:
         raise Problem(f"is not one of {', '.join(FORMATS)}: convert, replace or remove it") from error
     except (pil.DecompressionBombError, pil.DecompressionBombWarning) as error:
-        raise Problem(f"is far larger than the limit of {MAX_PIXELS:,} pixels: shrink it") from error
+        raise Problem(f"is far larger than the limit of {MAX_RESIZED_PIXELS:,} pixels: shrink it") from error
     except Exception as error:  # decoders raise anything from OSError to struct.error on damaged bytes
         raise Problem(f"is truncated or damaged ({error}): replace or remove it") from error
 
@@ -172,15 +206,9 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
     exist, test/ is the test set and val/ is not read: validation images come from train/. The names may also be
     Training/, TEST/ and so on. With ``image_size``, images of any sizes become squares of that size.
     """
-    pictures = sorted(file for file in tree.names() if file.lower().endswith(SUFFIXES))
-    prefix = _common_folder(pictures)  # an archive often wraps everything in one folder
     folders = tree.folders if isinstance(tree, FolderTree) else []
-    train, test, empty = _layout(
-        str(tree.path),
-        [file.removeprefix(prefix) for file in pictures],
-        [folder.removeprefix(prefix) for folder in folders if folder.startswith(prefix)],
-    )
-    classes = tuple(sorted({label for label, _ in (*train, *test)} | set(empty)))
+    prefix, train, test = find_layout(str(tree.path), tree.names(), folders)
+    classes = tuple(sorted({label for label, _ in (*train, *test)}))
     refuse_unprintable(str(tree.path), classes)
     index = {label: i for i, label in enumerate(classes)}
     labels = np.array([index[label] for label, _ in (*train, *test)], dtype=np.int64)
@@ -196,68 +224,8 @@ def read_image_folder(tree: Tree, name: str, image_size: int | None = None) -> A
             raise DataError(
                 f"{tree.path} has too few images to hold out a fifth of each class: add test/<class>/"
             )
-    return ArrayDataset(
-        name, images[train_rows], labels[train_rows], images[test_rows], labels[test_rows], classes
-    )
-
-
-def _layout(
-    where: str, pictures: list[str], folders: list[str]
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[str]]:
-    """Return (class, file) pairs of the training and the test part, and the class of every folder, empty ones too."""
-    tops = sorted({file.split("/", 1)[0] for file in pictures if "/" in file})
-    named = {top.lower(): top for top in tops}
-    train_folder = next((named[folder] for folder in TRAIN_FOLDERS if folder in named), None)
-    held_out = [named[folder] for folder in TEST_FOLDERS if folder in named]
-    parts: tuple[str, ...] = ("",)
-    if train_folder is None:
-        _refuse_parts_as_classes(where, pictures)
-    elif not held_out:
-        raise DataError(
-            f"{where} has {train_folder}/ but none of {', '.join(f'{f}/' for f in TEST_FOLDERS)} with images in it: "
-            "add one, or move the class folders up one level to have a fifth of each class set aside"
-        )
-    else:
-        parts = (f"{train_folder}/", f"{held_out[0]}/")
-    unread = [f"{top}/" for top in tops if parts != ("",) and f"{top}/" not in parts]
-    if unread:
-        warnings.warn(
-            f"{where}: the data set is {parts[0]} and the test set {parts[1]}; what else there is "
-            f"({', '.join(unread)}) is left unread; validation images are cut from {parts[0]}",
-            DataWarning,
-            stacklevel=3,
-        )
-    pairs: list[list[tuple[str, str]]] = []
-    for part in parts:
-        inside = [file for file in pictures if file.startswith(part)]
-        if loose := [file for file in inside if "/" not in file.removeprefix(part)]:
-            raise DataError(
-                f"{where}: {len(loose)} images lie in no class folder, first {loose[0]}: move or remove them"
-            )
-        pairs.append([(file.removeprefix(part).split("/", 1)[0], file) for file in inside])
-    if not pairs[0]:
-        raise DataError(
-            f"{where} holds no images in class folders; expected train/<class>/… and test/<class>/…, or "
-            f"<class>/…, with files ending in {', '.join(SUFFIXES)}"
-        )
-    below = [folder.removeprefix(part) for part in parts for folder in folders if folder.startswith(part)]
-    return pairs[0], pairs[1] if len(pairs) > 1 else [], [folder for folder in below if "/" not in folder]
-
-
-def _refuse_parts_as_classes(where: str, pictures: list[str]) -> None:
-    """Refuse folders such as seg_train/ and seg_test/ that hold the same folders: they are parts, not classes."""
-    below: dict[str, set[str]] = {}
-    for file in pictures:
-        top, *rest = file.split("/")
-        below.setdefault(top, set()).add(rest[0] if len(rest) > 1 else "")
-    inside = list(below.values())
-    named_so = len(below) > 1 and any("train" in top.lower() for top in below)
-    if named_so and "" not in inside[0] and len(inside[0]) > 1 and all(f == inside[0] for f in inside):
-        raise DataError(
-            f"{where}: {', '.join(f'{top}/' for top in list(below)[:3])} each hold the folders "
-            f"{', '.join(sorted(inside[0])[:3])}…, so they look like parts of a data set rather than classes: name "
-            "them train/ and test/"
-        )
+    parts = (images[train_rows], labels[train_rows], images[test_rows], labels[test_rows])
+    return ArrayDataset(name, *parts, classes, held_out=not test)
 
 
 def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> ArrayDataset:
@@ -315,13 +283,6 @@ def read_tiny_imagenet(tree: Tree, name: str, classes: Sequence[str] = ()) -> Ar
 
 def _number(file: str) -> int:
     return int((re.findall(r"\d+", file) or ["0"])[-1][-18:])  # Python refuses to read thousands of digits
-
-
-def _common_folder(files: Sequence[str]) -> str:
-    """Return `wrapper/` if everything lies under one folder that holds folders itself, else ""."""
-    tops = {file.split("/", 1)[0] for file in files}
-    wrapped = len(tops) == 1 and all(file.count("/") >= 2 for file in files)
-    return f"{tops.pop()}/" if wrapped and not {top.lower() for top in tops} & set(TRAIN_FOLDERS) else ""
 
 
 def _has_16_bits(image: Any, data: bytes) -> bool:

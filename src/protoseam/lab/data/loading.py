@@ -232,6 +232,18 @@ def is_catalogued(given: str) -> bool:
     return _entry(given) is not None
 
 
+def is_class_folders(given: str) -> bool:
+    """Return whether this is a folder in which each folder may become a class."""
+    path = Path(given).expanduser()
+    arrays_inside = (path / arrays.FOLDER_FILES[0]).is_file()
+    return (
+        not is_catalogued(given)
+        and path.is_dir()
+        and not arrays_inside
+        and format_of(FolderTree(path)) == "images"
+    )
+
+
 def _entry(given: str) -> Entry | None:
     return None if looks_like_path(given) else catalog.find(given)
 

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protoseam.errors import DataError
-from protoseam.lab.data.archives import ZipTree
+from protoseam.lab.data.archives import ZipTree, ignored
 from protoseam.lab.data.arrays import NPZ_LIMITS, parse_npy
-from protoseam.lab.data.images import SUFFIXES, Problem, decode_image, quiet_pillow, resize_pixels
+from protoseam.lab.data.images import Problem, decode_image, quiet_pillow, resize_pixels
+from protoseam.lab.data.layout import SUFFIXES
 
 # (what to call it, its pixels (H, W, C) or features (F,), or why there are none)
 Sample = tuple[str, "NDArray[Any] | Problem"]
+NOT_FINITE = "holds NaN or infinity: drop or fill such values"
 _MOST_BYTES = 256 * 2**20
 _ARRAYS = ("x", "images", "x_test", "X_test", "test_images", "test_x")
 
@@ -37,14 +39,16 @@ def find_samples(places: Iterable[str], shape: Sequence[int], listed: Iterable[s
     """
     for place in places:
         if place == "-":
-            yield from find_samples((line.rstrip("\r\n") for line in listed if line.strip()), shape)
+            named = [line.rstrip("\r\n") for line in listed if line.strip()]
+            if not named:
+                raise DataError("standard input names no image: write one path per line")
+            yield from find_samples(named, shape)
             continue
         path = Path(place).expanduser()
         if path.suffix == ".npz" and path.is_file():
             yield from _from_npz(path, shape)
         elif path.is_dir():
-            walked = ((here, name) for here, _, files in os.walk(path) for name in files)
-            found = sorted(Path(*pair) for pair in walked if pair[1].lower().endswith(SUFFIXES))
+            found = sorted(path / name for name in _below(path) if name.lower().endswith(SUFFIXES))
             if not found:
                 raise DataError(f"{path} holds no image: files must end in {', '.join(SUFFIXES)}")
             yield from ((str(file), _pixels(file, shape)) for file in found)
@@ -56,10 +60,19 @@ def find_samples(places: Iterable[str], shape: Sequence[int], listed: Iterable[s
             )
 
 
+def _below(folder: Path) -> Iterator[str]:
+    """The files below a folder by their relative names; those that training leaves out are left out here."""
+    for here, folders, files in os.walk(folder):
+        inside = Path(here).relative_to(folder)
+        folders[:] = [name for name in folders if not ignored((inside / name).as_posix())]
+        yield from (name for name in ((inside / file).as_posix() for file in files) if not ignored(name))
+
+
 def _pixels(path: Path, shape: Sequence[int]) -> NDArray[Any] | Problem:
     if len(shape) == 1:
+        what = "an image" if path.suffix.lower() in SUFFIXES else "no .npz file"
         return Problem(
-            f"is an image, but the network takes rows of {shape[0]} features: give them in an .npz file"
+            f"is {what}, and the network takes rows of {shape[0]} features: np.savez('new.npz', x=rows)"
         )
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
@@ -76,7 +89,7 @@ def _pixels(path: Path, shape: Sequence[int]) -> NDArray[Any] | Problem:
 def read_image(data: bytes, shape: Sequence[int]) -> NDArray[np.uint8]:
     """The pixels (H, W, C) of an image file, as training reads them. Raises `Problem`."""
     with quiet_pillow():
-        pixels, grey = decode_image(data)
+        pixels, grey = decode_image(data, least=max(shape[1:]))
     return fit_image(pixels[..., :1] if grey else pixels, shape)
 
 
@@ -112,7 +125,12 @@ def _from_npz(path: Path, shape: Sequence[int]) -> Iterator[Sample]:
     ((_, data),) = tree.read(lambda member: member.removesuffix(".npy") == name)
     array = parse_npy(data, f"{path}: {name}")
     if len(shape) == 1 and array.ndim == 2 and array.shape[1] == shape[0] and array.dtype.kind in "iufb":
-        yield from ((f"{path}[{i}]", row) for i, row in enumerate(array.astype(np.float32)))
+        with np.errstate(over="ignore"):  # too large for float32 becomes infinity
+            rows = array.astype(np.float32)
+        yield from (
+            (f"{path}[{i}]", row if np.isfinite(row).all() else Problem(NOT_FINITE))
+            for i, row in enumerate(rows)
+        )
         return
     if array.ndim == 3 and len(shape) == 3:
         array = array[..., None]

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from protoseam.errors import DataError, ModelError
 from protoseam.lab import models
-from protoseam.lab.data.images import Problem
+from protoseam.lab.data.images import Problem, upright
 from protoseam.lab.data.links import refuse_link
-from protoseam.lab.data.samples import find_samples, fit_image, read_image
+from protoseam.lab.data.samples import NOT_FINITE, find_samples, fit_image, read_image
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.evaluate import load_network
@@ -93,14 +93,17 @@ class Deployed(nn.Module):
             DataError: if the image cannot be used.
         """
         if len(self.shape) == 1:
-            return self.normalised(np.asarray(image, dtype=np.float32))
+            row = np.asarray(image, dtype=np.float32)
+            if not np.isfinite(row).all():
+                raise DataError(f"this row {NOT_FINITE}")
+            return self.normalised(row)
         try:
             if isinstance(image, str | Path):
                 pixels = read_image(Path(image).expanduser().read_bytes(), self.shape)
             elif isinstance(image, bytes):
                 pixels = read_image(image, self.shape)
             elif hasattr(image, "save"):  # of Pillow, in any mode
-                image.save(buffer := io.BytesIO(), "PNG")
+                upright(image).save(buffer := io.BytesIO(), "PNG")  # which would lose the tag
                 pixels = read_image(buffer.getvalue(), self.shape)
             else:
                 array = np.asarray(image)

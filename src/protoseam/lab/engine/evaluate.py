@@ -48,21 +48,24 @@ def load_network(path: Path, data: RunData | Resident, *, fold: bool = False) ->
     return network.eval()
 
 
-def load_deployed(path: Path) -> tuple[torch.nn.Module, Resident]:
-    """The run's deployed network, and its data."""
-    data = load_again(path, RunDirectory(path).read_config())
+def load_deployed(path: Path, place: str | None = None) -> tuple[torch.nn.Module, Resident]:
+    """The run's deployed network, and its data, from another ``place`` if it has moved."""
+    data = load_again(path, RunDirectory(path).read_config(), place=place)
     return load_network(path, data), data
 
 
 @torch.no_grad()
-def evaluate(path: Path, *, split: str = "test", device: str = "auto") -> dict[str, Any]:
+def evaluate(
+    path: Path, *, split: str = "test", device: str = "auto", place: str | None = None
+) -> dict[str, Any]:
     """Accuracy, NLL and ECE on a split, with the five worst classes by name.
 
     NLL is the mean of −log p(y|x) in nats, ECE the expected calibration error over 15 equal-width bins of confidence.
+    ``place`` is where the run's data lies now, if it has moved; samples that are not the same are warned of.
     ``at_chance`` is a sentence if the accuracy is no better than guessing, else None.
     """
     config = RunDirectory(path).read_config()
-    plain, data = load_deployed(path)
+    plain, data = load_deployed(path, place)
     target = resolve_device(device)
     plain.to(target)
     answers = [(plain(x.to(target)).cpu(), y) for x, y in data.batches(split)]

@@ -16,9 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from protoseam.errors import ProtoSeamError
 from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.files import explain_os_error, write_atomically
 
+_OFFLINE = {
+    "wandb": "Without an account: WANDB_MODE=offline",
+    "mlflow": "In a local database: MLFLOW_TRACKING_URI=sqlite:///mlflow.db",
+}
 _PROJECT = "protoseam"  # of W&B and MLflow; their own environment variables name another
 
 
@@ -39,7 +44,7 @@ def make_logger(name: str, out: Path) -> Logger:
         out: the run's directory.
 
     Raises:
-        ConfigError: if there is no such logger, or its package is not installed.
+        ConfigError: if there is no such logger, its package is not installed, or it cannot start.
     """
     if name not in LOGGERS:
         raise ConfigError(f"there is no logger {name!r}; there are {', '.join(LOGGERS)}")
@@ -47,6 +52,12 @@ def make_logger(name: str, out: Path) -> Logger:
         return LOGGERS[name](out)
     except ImportError as error:
         raise ConfigError(f"--logger {name} needs {error.name}: pip install 'protoseam[loggers]'") from error
+    except ProtoSeamError:
+        raise
+    except Exception as error:  # those of the services: no login, no such store, no connection
+        why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        hint = f". {_OFFLINE[name]}" if name in _OFFLINE else ""
+        raise ConfigError(f"--logger {name} cannot start: {why}{hint}") from error
 
 
 @contextmanager
@@ -149,13 +160,19 @@ class WandbLog:
     def __init__(self, out: Path) -> None:
         import wandb
 
-        self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            name=out.name,
-            id=_remembered(out / "wandb-id", lambda: uuid.uuid4().hex),
-            resume="allow",
-            reinit="create_new",  # several runs of one process
-        )
+        def begin(name: str) -> str:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", _PROJECT),
+                name=out.name,
+                id=name,
+                resume="allow",
+                reinit="create_new",  # several runs of one process
+            )
+            return name
+
+        known = _remembered(out / "wandb-id", lambda: begin(uuid.uuid4().hex))
+        if not hasattr(self, "run"):
+            begin(known)
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         self.run.config.update(params, allow_val_change=True)

@@ -28,6 +28,7 @@ from protoseam.lab.pipeline.resident import Resident
 
 _FILE = "data.json"
 _IMAGES = 1000  # in the fingerprint, evenly spaced; of the labels all
+_NAMED = 5  # classes
 _REMEDY = "restore the data it was trained on, or train a new run"
 
 
@@ -44,6 +45,7 @@ class RunData:
     mean: list[float]
     std: list[float]
     image_size: int | None = None  # to which images were resized, if they were
+    held_out: bool = False  # whether the test part is a fifth of one folder
 
     @classmethod
     def of(cls, config: RunConfig, dataset: ArrayDataset, data: Resident) -> RunData:
@@ -58,6 +60,7 @@ class RunData:
             mean=data.mean.tolist(),
             std=data.std.tolist(),
             image_size=config.image_size,
+            held_out=dataset.held_out,
         )
 
     @classmethod
@@ -66,7 +69,7 @@ class RunData:
         if not (run / _FILE).exists():
             return None
         values = check_normalised(run / _FILE, read_json(run / _FILE), DATA)
-        values = {"image_size": None, **values}  # runs of earlier versions have none
+        values = {"image_size": None, "held_out": False, **values}  # runs of earlier versions have none
         return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
     def write(self, run: Path) -> None:
@@ -78,6 +81,17 @@ class RunData:
         path = self.path if self.path and Path(self.path).exists() else config.data
         root = self.root if self.root and Path(self.root).exists() else config.data_root
         return path, root
+
+    def told(self, validation: int) -> str:
+        """Return a sentence: which classes, and how many samples of each part; ``validation`` of training's."""
+        names = ", ".join(self.classes[:_NAMED]) + ", …" * (len(self.classes) > _NAMED)
+        kind = "images" if len(self.sample_shape) == 3 else "rows"
+        train, test = (int(part[0]) if part else 0 for part in (self.train, self.test))
+        cut = f", {validation:,} of them for validation," if validation else ""
+        how = " (a fifth, chosen by file name)" if self.held_out else ""
+        return (
+            f"{len(self.classes):,} classes: {names}; {train:,} training{cut} and {test:,} test {kind}{how}."
+        )
 
     def normalise(self, data: Resident) -> None:
         """Normalise as training did so far, which is what the network was trained on."""
@@ -111,7 +125,10 @@ def find_data(
     """Return a run's data, without its test part if ``test`` is False, and what has changed since training."""
     name, root = remembered.place(config) if remembered else (config.data, config.data_root)
     if remembered and remembered.path and not Path(name).expanduser().exists():
-        raise ConfigError(f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}")
+        raise ConfigError(
+            f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}. If it has "
+            "moved: eval --data PLACE"
+        )
     dataset = load(name, Path(root) if root else None, image_size=config.image_size)
     if not test:
         dataset = dataset.without_test()
@@ -123,10 +140,18 @@ def data_of(run: Path) -> RunData | Resident:
     return RunData.read(run) or load_again(run, RunDirectory(run).read_config())
 
 
-def load_again(run: Path, config: RunConfig, device: torch.device | str = "cpu") -> Resident:
-    """Load the data of a run for evaluation, normalised as in training; warn if its samples have changed."""
-    remembered = RunData.read(run)
-    dataset, changed = find_data(run, config, remembered)
+def load_again(
+    run: Path, config: RunConfig, device: torch.device | str = "cpu", *, place: str | None = None
+) -> Resident:
+    """Load the data of a run for evaluation, normalised as in training; warn if its samples have changed.
+
+    ``place`` is where the data lies now, if it has moved.
+    """
+    remembered = where = RunData.read(run)
+    if place is not None:
+        config = dataclasses.replace(config, data=place)
+        where = remembered and dataclasses.replace(remembered, path=None)
+    dataset, changed = find_data(run, config, where)
     if changed:
         told = f"the data for {run} has changed since training: {'; '.join(changed)}"
         if len(changed) > 1:  # both parts: files may have moved from one to the other

@@ -129,7 +129,8 @@ class RunDirectory:
             if not self.path.is_dir():
                 raise ConfigError(f"there is no directory {self.path}") from error
             inside = sorted(file.parent.name for file in self.path.glob("*/config.yaml"))
-            hint = f"; the runs in it are {', '.join(inside[:8])}" if inside else ""
+            more = f" and {len(inside) - 8} more" if len(inside) > 8 else ""
+            hint = f"; the runs in it are {', '.join(inside[:8])}{more}" if inside else ""
             raise ConfigError(f"{self.path} holds no run: there is no config.yaml in it{hint}") from error
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error

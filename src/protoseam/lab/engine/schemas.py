@@ -197,6 +197,7 @@ DATA: Schema = {
     "mean": listed(number(), 1),
     "std": listed(number(1e-30), 1),
     "image_size": optional(nullable(whole(1, 10**6))),
+    "held_out": optional(Kind("true or false", lambda v: type(v) is bool)),
 }
 _STATE: Schema = {
     "epoch": whole(0, 10**6),

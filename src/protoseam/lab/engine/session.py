@@ -113,12 +113,14 @@ def train(
                 return summary
         try:
             session = Session(config, directory, processes, goes_on=goes_on, test=test)
+            told = logger if session.writes else None
+            session.report = stack.enter_context(reporting(told, out, to_dict(config)))
         except Exception:
-            if held is None and not goes_on and processes.rank == 0:
-                directory.remove_if_empty()
+            if not goes_on and processes.rank == 0:
+                directory.withdraw()
+                if held is None:
+                    directory.remove_if_empty()
             raise
-        told = logger if session.writes else None
-        session.report = stack.enter_context(reporting(told, out, to_dict(config)))
         with metered(out if session.writes else None, device):
             summary = session.run_to_end(quiet or processes.rank > 0, budget_seconds, started)
         session.report({"test_accuracy": summary["test_accuracy"]}, config.epochs)
@@ -139,12 +141,7 @@ class Session:
         self.result: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0
-        try:
-            self.run, changed = self._build(goes_on, test)
-        except Exception:
-            if self.writes and not goes_on:
-                directory.withdraw()
-            raise
+        self.run, changed = self._build(goes_on, test)
         self.latents = Latents(config.epochs)
         if goes_on:
             self._go_on(changed)
@@ -232,9 +229,10 @@ class Session:
         return self.result or self._finish()
 
     def opening(self) -> list[str]:
-        """Return what a person should know before the first epoch: its steps, and what training starts from."""
-        size, batch = self.run.data.size, self.run.data.batch_size
-        notes = [optimizer_of(self.config), epoch_of(size, batch), few_steps(self.config, size, batch)]
+        """Return what a person should know before the first epoch: its data and steps, and what it starts from."""
+        size, batch, data = self.run.data.size, self.run.data.batch_size, RunData.read(self.out)
+        notes = [data.told(len(self.run.data.validation[1])) if data else None, optimizer_of(self.config)]
+        notes += [epoch_of(size, batch), few_steps(self.config, size, batch)]
         notes.append(self.run.start() if self.run.epoch == 0 else None)
         return [f"{self.out.name}: {note}" for note in notes if note]
 

@@ -70,8 +70,34 @@ def _built(name: str, make: Callable[..., nn.Module], /, *args: Any, **options: 
     except ModelError:
         raise
     # no such option, or it does not fit
-    except (TypeError, ValueError, AssertionError, ArithmeticError, RuntimeError, MemoryError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AssertionError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+        OSError,
+    ) as error:
+        if options.get("pretrained"):  # whatever a download raises
+            raise ModelError(
+                f"the pretrained weights of {name} cannot be loaded ({str(error).splitlines()[0]:.300}): check the "
+                "connection, or leave pretrained out of model_options"
+            ) from error
         raise ModelError(f"{name} cannot be built ({error}): correct model_options or the data") from error
+
+
+def _refuse_other_size(name: str, network: nn.Module, shape: Shape) -> None:
+    """Raise if a network of timm splits images of one size into patches, and the data has another."""
+    patches = getattr(network, "patch_embed", None)
+    size = getattr(patches, "img_size", None)
+    if size and getattr(patches, "strict_img_size", True) and len(shape) == 3 and tuple(size) != shape[1:]:
+        taken, given = ("×".join(map(str, sides)) for sides in (size, shape[1:]))
+        option = shape[1] if shape[1] == shape[2] else list(shape[1:])
+        raise ModelError(
+            f"{name} takes images of {taken} pixels, and the data has {given}: give --image_size {size[0]}, or "
+            f"--model_options '{{\"img_size\": {option}}}'"
+        )
 
 
 def build(name: str, num_classes: int, image_shape: Sequence[int], /, **options: Any) -> nn.Module:
@@ -103,9 +129,11 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], /, **options:
         where = f"; timm, which would add its own, cannot be imported ({error}): {remedy}"
     else:
         if timm.is_model(name):
-            return _built(
+            network = _built(
                 name, timm.create_model, name, num_classes=num_classes, in_chans=shape[0], **options
             )
+            _refuse_other_size(name, network, shape)
+            return network
         known += timm.list_models()
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"choose one of {', '.join(NAMES)}"

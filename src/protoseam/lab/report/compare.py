@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +38,7 @@ class Group:
         """Only runs on the same data with the same network are compared."""
         options = ", ".join(f"{k} {v}" for k, v in (self.settings.get("model_options") or {}).items())
         network = f"{self.settings['model']}{options and f' ({options})'}"
-        return f"{Path(str(self.settings['data'])).name}, {network}"
+        return f"{self.settings['data']}, {network}"
 
     def by_seed(self, what: str) -> dict[int, float]:
         """Percent by seed; of a seed that was run twice, the last."""
@@ -47,15 +49,37 @@ class Group:
 def grouped(runs: Sequence[Gathered]) -> list[Group]:
     """Groups in the order of their first runs, labelled by the settings in which they differ."""
     found: dict[str, Group] = {}
-    for run in runs:
+    for run, data in zip(runs, _data_names(runs), strict=True):
         settings = {k: v for k, v in dotted(run.config).items() if k not in _ASIDE}
         if settings["data"] in paper.DATASETS and settings["augment"] == "auto":
             settings["augment"] = "paper"  # the same for these images
+        settings["data"] = data
         if settings["variant"] != "protoseam":  # which has no seam to be set
             settings = {k: v for k, v in settings.items() if not k.startswith("lift.") or k == "lift.dim"}
         found.setdefault(repr(sorted(settings.items(), key=str)), Group(settings, [])).runs.append(run)
     groups = list(found.values())
     return [dataclasses.replace(g, label=_label(g, groups)) for g in groups]
+
+
+def _data_names(runs: Sequence[Gathered]) -> list[str]:
+    """A name for the data of each run: the last part of its path, or more where other data has that, too.
+
+    Data is the same wherever its samples lie, and at any image size; a path whose samples have changed is not.
+    """
+    places, prints, found = [], [], defaultdict(set)
+    for run in runs:
+        own = run.data if run.data and run.data.path else None
+        place = str(own.path if own else run.config["data"])
+        print_ = hashlib.sha256(repr((own.train, own.test)).encode()).hexdigest()[:8] if own else place
+        places.append(place)
+        prints.append(print_)
+        found[place, own and own.image_size].add(print_)
+    changed = {place for (place, _), several in found.items() if len(several) > 1}
+    first = dict(zip(reversed(prints), reversed(places), strict=True))
+    same = [f"{at} ({p})" if at in changed else first[p] for at, p in zip(places, prints, strict=True)]
+    short = [Path(at if at in changed else one).name for at, one in zip(places, same, strict=True)]
+    several = Counter(name for name, _ in set(zip(short, same, strict=True)))
+    return [name if several[name] == 1 else one for name, one in zip(short, same, strict=True)]
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
@@ -69,6 +93,8 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     """The variant, and within the same data, network and variant whatever else differs."""
     kin = [g for g in groups if (g.block, g.settings["variant"]) == (group.block, group.settings["variant"])]
     names = [name for name in differing(kin) if name not in ("data", "model", "model_options", "variant")]
+    if len({g.settings["epochs"] for g in groups if g.block == group.block}) > 1:
+        names = ["epochs", *(name for name in names if name != "epochs")]
     more = ", ".join(f"{name.rpartition('.')[2]} {_short(group.settings[name])}" for name in names)
     return f"{group.settings['variant']}{more and f', {more}'}"
 
