@@ -248,10 +248,21 @@ def test_a_swa_rate_for_all_groups_is_told_how_to_be_several() -> None:
         net.set_progress(1, 3)
 
 
+def test_a_rate_set_by_hand_for_all_groups_is_told() -> None:
+    net = lifted()
+    optimizer = sgd(net)
+    net.set_progress(0, 3)
+    step(net, optimizer, *DATA[0])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    with pytest.warns(ps.SeamWarning, match=r"same rate, 0\.01.*a line or a scheduler that knows one rate"):
+        net.set_progress(1, 3)
+
+
 def test_rates_that_are_equal_by_wish_or_zero_are_no_mistake() -> None:
     for given, now in (([0.1, 0.1, 0.1], [0.1] * 3), ([0.1, 3.0, 3.0], [0.0] * 3)):
         checks = TrainingChecks(ready=True)
-        checks.rates(given, [{"lr": rate, "initial_lr": rate} for rate in now])
+        checks.rates(given, [{"lr": rate} for rate in now])
         assert not checks._said
 
 

@@ -210,15 +210,15 @@ class TrainingChecks:
         self._since_progress = self._steps = 0
 
     def rates(self, given: Sequence[float], groups: Sequence[dict[str, Any]]) -> None:
-        """Check that a scheduler (which leaves its initial rate in a group) has not set all groups to one rate."""
-        scheduled = self._own and all("initial_lr" in group for group in groups)
+        """Check that no scheduler, finder or line of the loop has set all groups to one rate."""
         now = [float(group["lr"]) for group in groups]
-        if scheduled and len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
+        if self._own and len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
             self._say(
                 "rates",
                 f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "
-                f"{' and '.join(f'{rate:.2g}' for rate in sorted(set(given)))}: a scheduler that takes one rate sets "
-                "all groups to it. Give it one for each of net.param_groups: max_lr=[g['lr'] for g in "
+                f"{' and '.join(f'{rate:.2g}' for rate in sorted(set(given)))}: a line or a "
+                "scheduler that knows one rate has set all groups to it. Scale each group's own rate, or give the "
+                "scheduler one for each of net.param_groups: max_lr=[g['lr'] for g in "
                 "optimizer.param_groups] for OneCycleLR, or a list swa_lr=[…] for SWALR",
             )
 
