@@ -14,30 +14,23 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from first_try import CELLS, NETWORKS, OUT, TASKS, Batches, Cell, cross_entropy, lifted, pretrained
+from first_try import CELLS, OUT, Cell, trained
 
 import protoseam as ps
 
 SIZES, PRIORS, REPEATS = (10, 30, 50, 100, 200), (None, 0.0, 0.25, 0.5, 1.0), 20
 CHOSEN = (1, 2, 13, 16, 21, 24, 25, 28, 31, 38)  # one or two cells of each task with enough test data
-TRAIN = {"cross-entropy": cross_entropy, "lifted": lifted}
+SIDES = ("cross-entropy", "lifted")
 
 
 def run(job: tuple[Cell, str, int]) -> list[dict[str, Any]]:
     cell, side, seed = job
-    name, network, opt, lr, epochs, size = cell
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", ps.SeamWarning)
-    task = TASKS[name](seed)
-    torch.manual_seed(seed)
-    model = pretrained(network, task, seed) if name == "fine_tuning" else NETWORKS[network](task)
-    torch.manual_seed(seed)
-    model = TRAIN[side](model, Batches(task, size, seed), opt, lr, epochs).eval()
+    model, task = trained(cell, side, seed)
+    model.eval()
     with torch.no_grad():
         logits, y = model(task.x_test), task.y_test
     generator = torch.Generator().manual_seed(seed)
@@ -88,7 +81,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
     if not args.table:
-        jobs = [(CELLS[i], side, seed) for i in CHOSEN for side in TRAIN for seed in (0, 1)]
+        jobs = [(CELLS[i], side, seed) for i in CHOSEN for side in SIDES for seed in (0, 1)]
         with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
             rows = [row for found in pool.imap(run, jobs) for row in found]
         args.out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -138,8 +138,7 @@ def accuracy(model: nn.Module, task: Task) -> float:
     return 100 * float((logits.argmax(1) == task.y_test).float().mean())
 
 
-def run(job: tuple[Cell, str, int]) -> dict[str, Any]:
-    cell, side, seed = job
+def trained(cell: Cell, side: str, seed: int) -> tuple[nn.Module, Task]:
     name, network, opt, lr, epochs, size = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ps.SeamWarning)
@@ -147,10 +146,15 @@ def run(job: tuple[Cell, str, int]) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = pretrained(network, task, seed) if name == "fine_tuning" else NETWORKS[network](task)
     torch.manual_seed(seed)
-    start = time.perf_counter()
     train = lifted if side == "lifted" else cross_entropy
+    return train(model, Batches(task, size, seed), opt, lr, epochs), task
+
+
+def run(job: tuple[Cell, str, int]) -> dict[str, Any]:
+    cell, side, seed = job
+    start = time.perf_counter()
     try:
-        found = accuracy(train(model, Batches(task, size, seed), opt, lr, epochs), task)
+        found = accuracy(*trained(cell, side, seed))
     except ps.SeamError as error:  # a training that diverges is told so, and counts as not finite
         print(f"{cell} seed {seed}: {error}", flush=True)
         found = math.nan
