@@ -77,7 +77,11 @@ def photos(folder: Path, data_root: Path | None) -> None:
 
 # the folder, the settings of all its runs, and those of each row
 TASKS = {
-    "shapes": (shapes, ["--epochs", "40"], [{"optim.name": name} for name in ("sgd", "adamw")]),
+    "shapes": (
+        shapes,
+        ["--epochs", "40"],
+        [{"optim.name": "sgd"}, {"optim.name": "adamw"}, {"optim.name": "sgd", "optim.clip": 0}],
+    ),
     "photos": (
         photos,
         ["--epochs", "60", "--image_size", "64"],

@@ -88,7 +88,10 @@ class GradientBounds:
                 torch._foreach_div_(of, factor)
         self._undone = state, factors, _marks(net)
         self._weight = weight + before
-        self._batch = batch + torch.where(left, torch.as_tensor(self._batch, device=left.device), 0)
+        past_batch = self._batch  # a number that is filled in on the device, where a copy would wait
+        if not isinstance(past_batch, Tensor):
+            past_batch = torch.full((), float(past_batch), device=left.device)
+        self._batch = batch + torch.where(left, past_batch, 0.0)
         self._loss = (weight * loss + before * torch.where(left, self._loss, 0.0)) / self._weight
         if curvature is not None and self._curvature is not None:
             past = torch.where(left, self._curvature, 0.0)
@@ -163,7 +166,7 @@ class GradientBounds:
         for group in self.groups.now:
             decay = group.get("weight_decay", 0.0)
             if (
-                decay and "dampening" in group and group["name"] in ("n1", "body")
+                decay and "dampening" in group and group.get("name") in ("n1", "body")
             ):  # dampening: SGD alone has it
                 params = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
                 gradients = [p.grad for p in params]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import weakref
@@ -81,7 +82,7 @@ class FollowedGroups:
     """Parameter groups as their optimizer has them now; schedulers change the rates in them.
 
     A torch optimizer keeps the dicts that it was made from, until its ``load_state_dict`` puts others in their place.
-    So each step of an optimizer that holds the same parameters renews them.
+    So each step of the optimizer that holds the prototypes renews them.
 
     Args:
         groups: the groups, as ``parameter_groups`` returns them.
@@ -89,32 +90,33 @@ class FollowedGroups:
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self.now, self.given = groups, [float(group["lr"]) for group in groups]
-        if not _FOLLOWED:
-            register_optimizer_step_pre_hook(_renew)
-        _FOLLOWED.add(self)
+        _watch_steps()
+        _FOLLOWED[id(groups[-1]["params"][0])] = self
 
     def rate(self, *names: str) -> float | Tensor:
         """Return the highest rate of the groups with these names, now or as given; on the device if it is a tensor."""
-        chosen = [i for i, group in enumerate(self.now) if group["name"] in names]
+        chosen = [i for i, group in enumerate(self.now) if group.get("name") in names]
         rates = [*(self.now[i]["lr"] for i in chosen), *(self.given[i] for i in chosen)]
-        if not any(isinstance(rate, Tensor) for rate in rates):
-            return max(rates, default=0.0)
-        where = next(rate.device for rate in rates if isinstance(rate, Tensor))
-        return torch.stack([torch.as_tensor(rate, device=where) for rate in rates]).max().clamp_(min=1e-30)
+        tensors = [rate for rate in rates if isinstance(rate, Tensor)]
+        given = max((rate for rate in rates if not isinstance(rate, Tensor)), default=0.0)
+        return torch.stack(tensors).max().clamp_(min=max(given, 1e-30)) if tensors else given
 
 
-_FOLLOWED: weakref.WeakSet[FollowedGroups] = weakref.WeakSet()
+# By the prototypes they hold. A network that is gone takes its groups along.
+_FOLLOWED: weakref.WeakValueDictionary[int, FollowedGroups] = weakref.WeakValueDictionary()
+
+
+@functools.cache
+def _watch_steps() -> None:
+    register_optimizer_step_pre_hook(_renew)
 
 
 def _renew(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for followed in _FOLLOWED:
-        held = {id(group) for group in optimizer.param_groups}
-        if all(id(group) in held for group in followed.now):
-            continue
-        theirs = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        found = [theirs.get(id(group["params"][0])) for group in followed.now]
-        if all(group is not None and "name" in group for group in found):
-            followed.now = found  # type: ignore[assignment]
+    for group in optimizer.param_groups:
+        followed = _FOLLOWED.get(id(group["params"][0])) if group.get("name") == "prototypes" else None
+        if followed is not None and followed.now[-1] is not group:
+            theirs = {id(p): other for other in optimizer.param_groups for p in other["params"]}
+            followed.now = [theirs.get(id(mine["params"][0]), mine) for mine in followed.now]
 
 
 def _trained(half: nn.Module) -> list[nn.Parameter]:
