@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import socket
@@ -204,12 +205,13 @@ def test_bfloat16_keeps_the_seam_in_float32(tmp_path: Path) -> None:
 
 
 def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
+    renamed = "activation_checkpointing" in inspect.signature(TrainingArguments).parameters
+    name = "activation_checkpointing" if renamed else "gradient_checkpointing"
+
     def trained(checkpointing: bool) -> dict[str, Tensor]:
-        run = trainer(
-            lifted(text_model()), tmp_path, Texts(), num_train_epochs=2, gradient_checkpointing=checkpointing
-        )
+        run = trainer(lifted(text_model()), tmp_path, Texts(), num_train_epochs=2, **{name: checkpointing})
         run.train()
-        assert run.model.net.n1.is_gradient_checkpointing == checkpointing
+        assert getattr(run.model.net.n1, f"is_{name}") == checkpointing
         return run.model.state_dict()
 
     with_it, without = trained(True), trained(False)

@@ -96,6 +96,15 @@ class LiftedForTrainer(nn.Module):
         model: Any = self.net.n1
         model.gradient_checkpointing_enable(**options)
 
+    def activation_checkpointing_enable(self, **options: Any) -> None:
+        """The same by its name from transformers 5.23 on.
+
+        Args:
+            **options: the Trainer's, as the wrapped model takes them.
+        """
+        model: Any = self.net.n1
+        model.activation_checkpointing_enable(**options)
+
     def deploy(self, *, fold: bool = True) -> nn.Module:
         """The plain model of transformers, with ``save_pretrained``.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history: dict[int, dict[str, float]] = {}
     settings: dict[str, Any] = {}
     exits = []
-    for record in wandb_records(file):
+    for record in complete(file):
         kind = record.WhichOneof("record_type")
         if kind == "history":
             values = {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
@@ -140,6 +141,16 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings["model"] == "mlp"
     assert exits == [0]
     assert (tmp_path / "run" / "wandb-id").read_text() in file.name
+
+
+def complete(file: Path) -> list[Any]:
+    """The records of a run that has ended; W&B's own process may write the last of them a moment later."""
+    until = time.monotonic() + 60
+    while True:
+        records = list(wandb_records(file))
+        if time.monotonic() > until or any(r.WhichOneof("record_type") == "exit" for r in records):
+            return records
+        time.sleep(0.05)
 
 
 def wandb_records(file: Path) -> Any:
