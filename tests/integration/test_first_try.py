@@ -67,21 +67,13 @@ def test_a_cell_elsewhere_runs(strangers: ModuleType) -> None:
     assert (cell.network, cell.optimizer, 7) == (row["network"], row["optimizer"], row["seed"])
 
 
-def test_the_method_card_says_what_a_temperature_did(
-    panel: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["calibration", "small_batches"])
+def test_the_method_card_has_the_tables_of_the_raw_files(
+    name: str, panel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibration = loaded("calibration", monkeypatch)
-    raw = (ROOT / "results" / "first_try" / "calibration.jsonl").read_text(encoding="utf-8")
-    table = calibration.table([json.loads(line) for line in raw.splitlines()])
-    assert table in (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
-
-
-def test_the_method_card_says_what_small_batches_did(
-    panel: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = loaded("small_batches", monkeypatch)
-    raw = (ROOT / "results" / "first_try" / "small-batches.jsonl").read_text(encoding="utf-8")
-    table = small.table([json.loads(line) for line in raw.splitlines()])
+    raw = ROOT / "results" / "first_try" / f"{name.replace('_', '-')}.jsonl"
+    rows = [json.loads(line) for line in raw.read_text(encoding="utf-8").splitlines()]
+    table = loaded(name, monkeypatch).table(rows)
     assert table in (ROOT / "docs" / "method-card.md").read_text(encoding="utf-8")
 
 
