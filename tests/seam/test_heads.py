@@ -42,6 +42,15 @@ def test_the_last_epoch_replaces_a_head_by_a_better_discriminant() -> None:
     assert torch.allclose(net.n2.weight / net.n2.weight.norm(), found / found.norm())
 
 
+def test_a_head_weighted_by_counts_needs_them() -> None:
+    net = lifted(class_weights="frequency")
+    with pytest.raises(ps.SeamError, match="needs the class counts"):
+        net.refit_head()
+    net.initialize(DATA)
+    net.refit_head()
+    assert net.n2.weight.isfinite().all()
+
+
 def gap(net: ps.Lifted) -> float:
     """The mean gap between the two largest logits of the training data."""
     with torch.no_grad():

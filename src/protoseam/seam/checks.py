@@ -102,6 +102,13 @@ class TrainingChecks:
         if not self.ready and not bool(net.prototypes.any()):
             self.must_be_ready()
 
+    def must_be_counted(self, net: LiftedNetwork) -> None:
+        """Refuse weights of the classes by counts that there are not."""
+        if net.class_weights == "frequency" and not self.counted:
+            raise SeamError(
+                "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) first"
+            )
+
     def must_be_whole(self, net: LiftedNetwork) -> None:
         """Refuse sharded parameters, once."""
         if not self._whole:
@@ -128,10 +135,7 @@ class TrainingChecks:
     def before_step(self, net: LiftedNetwork, z_BK: Tensor, y: Tensor) -> Tensor:
         """Check what can go wrong before a step; the targets, as labels where they are one-hot."""
         self.must_be_ready()
-        if net.class_weights == "frequency" and not self.counted:
-            raise SeamError(
-                "class_weights='frequency' needs the class counts |D_i|: call net.initialize(loader) before training"
-            )
+        self.must_be_counted(net)
         check_batch(z_BK, y, net.dim, net.num_classes, values=z_BK.device.type == "cpu")
         if y.is_floating_point() and (labels := hard_labels(y)) is not None:
             y = labels

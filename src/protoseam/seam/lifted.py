@@ -243,9 +243,12 @@ class Lifted(LiftedNetwork):
             loader: the training data, or None.
 
         Raises:
-            SeamError: N2 is not one Linear with a bias, or the prototypes have no values yet.
+            SeamError: N2 is not one Linear with a bias, the prototypes have no values yet, or without data the counts
+                that ``class_weights="frequency"`` needs are missing.
         """
         self._checks.must_have_values(self)
+        if loader is None:
+            self._checks.must_be_counted(self)
         heads.refit(self, None if loader is None else self._swept(loader, None, "refit_head"))
 
     @torch.no_grad()
