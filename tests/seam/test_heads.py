@@ -10,6 +10,7 @@ from torch import Tensor
 from toys import CLASSES, batches, lifted
 
 import protoseam as ps
+from protoseam.seam.heads import refit_if_better
 
 DATA = batches()
 
@@ -72,6 +73,25 @@ def test_the_discriminant_is_no_surer_than_the_head_it_replaces(
     net.set_progress(2, 3)
     net.refresh(DATA)
     assert gap(net) == pytest.approx(own if expected is None else expected, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:all embeddings are equal")
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_head_without_a_gap_is_replaced_as_it_is(collapsed: bool) -> None:
+    net = lifted(init="random")
+    net.initialize(DATA)
+    x, y = torch.cat([x for x, _ in DATA]), torch.cat([y for _, y in DATA])
+    with torch.no_grad():
+        if collapsed:
+            net.n1[-1].weight.zero_()
+        net.n2.weight.zero_()
+        net.n2.bias.zero_()
+        z = net.eval().embed(x)
+        before = right(net)
+        better = refit_if_better(net, z, y)
+        assert right(net) > before if better else right(net) == before
+    assert better or collapsed
+    assert net.n2.weight.isfinite().all()
 
 
 def test_a_head_that_is_no_worse_than_the_discriminant_stays() -> None:

@@ -73,7 +73,8 @@ def refit_if_better(net: LiftedNetwork, z_NK: Tensor, y_N: Tensor) -> bool:
     right, gap, right_now, gap_now, *count = found.tolist()
     better = right_now > right and all(count)
     if better:
-        scale_logits(net.n2, min(1.0, gap / gap_now))
+        if 0 < gap < gap_now:  # a head that answers everything alike has no gap to keep
+            scale_logits(net.n2, gap / gap_now)
         for p in net.n2.parameters():
             broadcast(p.data)  # the same to the last bit in every process
     else:

@@ -221,6 +221,7 @@ class Run:
         labels = self.data.validation[1]
         if not self.config.calibrate or len(labels) < heads.FEW_HELD_OUT:
             return
+        self.temperature = 1.0
         held_out = self.data.batches("validation")
         z, logits, last = through_last_layer(self.deployed(), self.data.num_classes, held_out)
         if z is not None and last is not None and torch.allclose(last.cpu()(z), logits, rtol=1e-3, atol=1e-4):
