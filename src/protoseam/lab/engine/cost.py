@@ -66,7 +66,7 @@ def metered(
 
     def write() -> None:
         with suppress(OSError):  # a full disk must end the run in the run's own words
-            write_json(run / _FILE, {key: round(value, 1) for key, value in total.items()})
+            write_json(run / _FILE, {key: round(value, 3) for key, value in total.items()})
 
     try:
         with every(interval, sample):
