@@ -176,7 +176,7 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
     """N1's gradient is a mean over the samples; batches of 4 and 12 must not count alike in any other way."""
 
     def step(size: int, accumulate: int) -> Tensor:
-        model = lifted(text_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+        model = lifted(text_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), refit=False)
         args = TrainingArguments(
             str(tmp_path),
             per_device_train_batch_size=size,

@@ -329,7 +329,7 @@ def test_a_fit_that_stops_early_gets_its_last_step(refit: bool, tmp_path: Path) 
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             if not trainer.sanity_checking:
                 with torch.no_grad():
-                    pl_module.net.n2.weight.mul_(-1)  # so that the discriminant is better
+                    pl_module.net.n2.weight.mul_(-1)  # which the last step mends
                 trainer.should_stop = True
 
     module = Module(refit=refit)

@@ -51,6 +51,15 @@ def classification(logits: Sequence[Matrix], weights: Vector | None = None) -> f
     return total
 
 
+def penalised_cross_entropy(
+    logits: Matrix, y: Sequence[int], weight: Matrix, penalty: float, share: Vector
+) -> float:
+    """Σ_i w_{y_i} CE_i / Σ_i w_{y_i} + λ‖W‖²."""
+    total = sum(share[label] * cross_entropy(row, label) for row, label in zip(logits, y, strict=True))
+    squares = sum(entry**2 for row in weight for entry in row)
+    return total / sum(share[label] for label in y) + penalty * squares
+
+
 def moments(z: Matrix, y: Sequence[int], classes: int) -> tuple[list[int], list[list[float]], list]:
     """(|D_i|, μ̂_i, Σ̂_i): centred on μ̂_i, divided by |D_i|; zeros for a class without samples."""
     k = len(z[0])

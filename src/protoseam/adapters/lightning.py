@@ -16,11 +16,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from protoseam.errors import SeamError
-from protoseam.seam import heads
 from protoseam.seam.calling import inputs_and_labels
+from protoseam.seam.last_step import can_fit
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.loaders import swept
-from protoseam.seam.passes import collect_embeddings
 from protoseam.seam.processes import world_size
 
 _RANDOM_STATES = "protoseam_random_states"  # in a checkpoint: one list per process
@@ -93,8 +92,8 @@ class SeamCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = _lifted(pl_module)
         epoch, epochs = net.progress.tolist()
-        if trainer.should_stop and epoch + 1 < epochs and net.refit and heads.can_refit(net):
-            self._look(lambda data: _refit(net, data), trainer, pl_module)
+        if trainer.should_stop and epoch + 1 < epochs and net.refit and can_fit(net):
+            self._look(net._take_last_step, trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -131,7 +130,7 @@ class SeamCallback(Callback):
         self._look(_lifted(pl_module).refresh, trainer, pl_module)
         self._stale = False
 
-    def _look(self, look: Callable[[Any], None], trainer: Trainer, pl_module: LightningModule) -> None:
+    def _look(self, look: Callable[[Any], object], trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader if self.sweep is None else self.sweep
         with trainer.precision_plugin.forward_context():
             look(_batches(trainer, pl_module, loader, self._most(trainer)))
@@ -191,7 +190,3 @@ def _batches(trainer: Trainer, pl_module: LightningModule, loader: Any, most: fl
                 missing -= set((y.argmax(1) if y.ndim > 1 else y).tolist())
             if read >= most and not missing:
                 break
-
-
-def _refit(net: Lifted, data: Iterable[Any]) -> None:
-    heads.refit_if_better(net, *collect_embeddings(net, net.embed, data, net.prototypes.device, "refresh"))

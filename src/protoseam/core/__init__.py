@@ -21,6 +21,7 @@ from protoseam.core.covariance import (
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.core.distances import mahalanobis
 from protoseam.core.initializers import forward_sweep, random_prototypes, unit_vectors
+from protoseam.core.logistic import effective_dimension, logistic_regression
 from protoseam.core.merging import merge_batch_, merge_moments
 from protoseam.core.objective import (
     consensus,
@@ -50,6 +51,7 @@ __all__ = [
     "consensus",
     "consensus_factor",
     "consensus_slope",
+    "effective_dimension",
     "empty_moments",
     "factorize",
     "feature_curvature",
@@ -57,6 +59,7 @@ __all__ = [
     "forward_sweep",
     "head_factor",
     "linear_discriminant",
+    "logistic_regression",
     "mahalanobis",
     "merge_batch_",
     "merge_moments",

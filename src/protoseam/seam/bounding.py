@@ -26,7 +26,7 @@ from protoseam.seam.processes import all_reduce, world_size
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = ["GradientBounds", "bounded", "watched_curvature"]
+__all__ = ["GradientBounds", "bounded", "inputs_of", "last_curvature"]
 
 _LEAST = 1e-12  # a factor that is undone when gradients accumulate must not be 0
 
@@ -174,21 +174,26 @@ class GradientBounds:
 
 
 @contextmanager
-def watched_curvature(last: nn.Linear | None) -> Iterator[list[Tensor]]:
-    """Within, the curvature in the weights of ``last`` at every input it gets."""
+def inputs_of(layer: nn.Module | None) -> Iterator[list[Tensor]]:
+    """Within, every input of ``layer``, without its graph."""
     seen: list[Tensor] = []
-    if last is None:
+    if layer is None:
         yield seen
         return
 
-    def watch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(feature_curvature(inputs[0].detach()))
+    def see(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0].detach())
 
-    handle = last.register_forward_pre_hook(watch)
+    handle = layer.register_forward_pre_hook(see)
     try:
         yield seen
     finally:
         handle.remove()
+
+
+def last_curvature(inputs: list[Tensor]) -> Tensor | None:
+    """The curvature in the weights of a Linear at the last input it got."""
+    return feature_curvature(inputs[-1]) if inputs else None
 
 
 def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:

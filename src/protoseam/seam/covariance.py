@@ -189,10 +189,12 @@ class RunningCovariance(AbstractCovariance):
         return parts if reduce is None else [_pool_(part, reduce) for part in parts]
 
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
-        if z_NK is not None:  # an epoch of mixed targets left nothing to observe
+        parts = self._pooled(reduce)
+        if (
+            z_NK is not None
+        ):  # an epoch of mixed targets left nothing to observe; after the last step the data tells
             C = len(self._moments(0).count_C)
             return _refresh_exactly(self.factors, z_NK, y_N, C, self.floor, self.structure, reduce)
-        parts = self._pooled(reduce)
         whole = parts[0] if self.halves == 1 else merge_moments(*parts)
         if self.floor == "auto":
             covariances = [normalise_scatter(part.count_C, part.scatter) for part in parts]

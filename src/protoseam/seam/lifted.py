@@ -25,6 +25,7 @@ from protoseam.seam.guards import (
     check_labels,
     refuse_sharded,
 )
+from protoseam.seam.last_step import FeatureReader, can_fit, embedded, fit_classifier
 from protoseam.seam.loop import each_epoch
 from protoseam.seam.network import LiftedNetwork
 from protoseam.seam.passes import collect_embeddings
@@ -187,12 +188,12 @@ class Lifted(LiftedNetwork):
     ) -> None:
         """End an epoch: new factors of Σ̃. Sweeps the loader only if the estimator needs the data.
 
-        After the last epoch that :meth:`set_progress` announced it also checks whether a linear discriminant is the
-        better N2 (the option ``refit``). That takes a sweep of its own.
+        After the last epoch that :meth:`set_progress` announced it also fits the two Linears around the seam as one
+        classifier on N1's features where that is worth it (the option ``refit``). That takes a sweep of its own.
 
         Args:
             loader: the training data, as for :meth:`epochs`.
-            embeddings: ``(N1(x), y)`` of the data instead.
+            embeddings: ``(N1(x), y)`` of the data instead; the classifier then stays as it was trained.
 
         Raises:
             ArgumentError: the estimator needs the data, and there is none.
@@ -200,44 +201,38 @@ class Lifted(LiftedNetwork):
         """
         self._checks.between_epochs(self)
         self._checks.must_be_ready()
-        z_NK = y_N = None
         only_mixed = self.covariance.from_batches and self._checks.trained_on == {"mixed"}
         self._checks.trained_on.clear()
-        if self.covariance.needs_pass or only_mixed:
-            z_NK, y_N = self._swept(loader, embeddings, "refresh")
+        if embeddings is None and self.refits_now and self._has_end(loader):
+            embeddings = self._take_last_step(loader)
+        if embeddings is not None or self.covariance.needs_pass or only_mixed:
+            embeddings = self._swept(loader, embeddings, "refresh")
+        z_NK, y_N = (None, None) if embeddings is None else embeddings
         found = self.covariance.refresh(z_NK, y_N, all_reduce())
         if found is not None:
             if found.count_C is not None:
                 self.class_count.copy_(found.count_C)
                 self._checks.counted = True
             self._checks.floors(self, found)
-        if z_NK is not None:
+        if z_NK is not None and self._checks.counted:
             self._checks.look(self, z_NK, self.class_count)
         self._checks.refreshed(self)
-        if self.refits_now and (embeddings is not None or self._has_end(loader)):
-            try:
-                samples = (
-                    self._swept(loader, embeddings, "refresh") if z_NK is None or y_N is None else (z_NK, y_N)
-                )
-            except ArgumentError as error:  # training is over, and it was training that counted
-                warnings.warn(f"N2 stays as it was trained: {error}", SeamWarning, stacklevel=2)
-            else:
-                heads.refit_if_better(self, *samples)
 
     # ------------------------------------------------------------------ N2 in closed form, and the way out
 
     @property
     def refits_now(self) -> bool:
-        """Whether the next :meth:`refresh` ends the last epoch and, given data, looks for a better N2."""
+        """Whether the next :meth:`refresh` ends the last epoch and, given data, may fit the classifier."""
         epoch, epochs = self.progress.tolist()
-        return bool(self.refit and epoch + 1 == epochs and heads.can_refit(self))
+        return bool(self.refit and epoch + 1 == epochs and can_fit(self))
 
     def refit_head(self, loader: Iterable[Any] | None = None) -> None:
-        """Set N2 in closed form, as a linear discriminant; N2 must be one Linear with a bias.
+        """Fit the classifier now; N2 must be one Linear with a bias.
 
-        For a head that has had too few steps. Without data it is the discriminant of the prototypes and the pooled Σ̃
-        as now estimated: where N2 starts well. With the training data it is that of the embeddings' own class means and
-        pooled covariance, which N1 may not have brought to the prototypes yet: after a schedule of a few epochs.
+        With the training data that is the step that :meth:`refresh` may take after the last epoch: N2 and the Linear
+        that ends N1 become one classifier on N1's features, and prototypes and Σ̃ follow. Without data N2 alone becomes
+        the linear discriminant of the prototypes and the pooled Σ̃ as now estimated: for a head that has had too few
+        steps.
 
         Args:
             loader: the training data, or None.
@@ -245,11 +240,18 @@ class Lifted(LiftedNetwork):
         Raises:
             SeamError: N2 is not one Linear with a bias, the prototypes have no values yet, or without data the counts
                 that ``class_weights="frequency"`` needs are missing.
+            ArgumentError: a class has no sample in the data.
         """
         self._checks.must_have_values(self)
+        heads.check_head(self.n2, "refit_head")
         if loader is None:
             self._checks.must_be_counted(self)
-        heads.refit(self, None if loader is None else self._swept(loader, None, "refit_head"))
+            heads.refit(self)
+            return
+        reader = FeatureReader(self)
+        h_ND, y_N = self._swept(loader, None, "refit_head", reader)
+        fit_classifier(self, reader.last, h_ND, y_N, always=True)
+        self.covariance.refresh(embedded(reader.last, h_ND), y_N, all_reduce())
 
     @torch.no_grad()
     def calibrate(self, loader: Iterable[Any]) -> float:
@@ -316,6 +318,17 @@ class Lifted(LiftedNetwork):
         """N1's learning rate now, as far as the optimizer works on the groups it was given."""
         return None if self._groups is None else float(self._groups.now[0]["lr"])
 
+    def _take_last_step(self, loader: Iterable[Any] | None) -> tuple[Tensor, Tensor] | None:
+        """Fit the classifier where that is worth it; return embeddings and labels if Σ̂ is now to be taken from them."""
+        reader = FeatureReader(self)
+        try:
+            h_ND, y_N = self._swept(loader, None, "refresh", reader)
+        except ArgumentError as error:  # training is over, and it was training that counted
+            warnings.warn(f"N2 stays as it was trained: {error}", SeamWarning, stacklevel=4)
+            return None
+        changed = fit_classifier(self, reader.last, h_ND, y_N)
+        return (embedded(reader.last, h_ND), y_N) if changed or self.covariance.needs_pass else None
+
     def _has_end(self, loader: Any) -> bool:
         """Whether there is data to sweep: it has a length, or was swept before."""
         if loader is None:
@@ -326,7 +339,11 @@ class Lifted(LiftedNetwork):
             return self._checks.samples > 0
 
     def _swept(
-        self, loader: Iterable[Any] | None, embeddings: tuple[Tensor, Tensor] | None, what: str
+        self,
+        loader: Iterable[Any] | None,
+        embeddings: tuple[Tensor, Tensor] | None,
+        what: str,
+        read: Callable[[Any], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         if embeddings is None:
             if loader is None:
@@ -334,7 +351,7 @@ class Lifted(LiftedNetwork):
                     f"net.{what} needs the data: net.{what}(loader) with the training loader"
                     + (", or lift with covariance=ps.RunningCovariance()" if what == "refresh" else "")
                 )
-            embeddings = collect_embeddings(self, self.embed, loader, self.prototypes.device, what)
+            embeddings = collect_embeddings(self, read or self.embed, loader, self.prototypes.device, what)
         z_NK, y_N = embeddings
         check_labels(y_N, self.num_classes)
         check_one_label_each(z_NK, y_N)

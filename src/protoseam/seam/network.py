@@ -21,7 +21,7 @@ from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
 from protoseam.errors import ArgumentTypeError
 from protoseam.seam import terms
-from protoseam.seam.bounding import GradientBounds, bounded, watched_curvature
+from protoseam.seam.bounding import GradientBounds, bounded, inputs_of, last_curvature
 from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.checks import TrainingChecks
 from protoseam.seam.classifier import last_linear
@@ -154,9 +154,9 @@ class LiftedNetwork(KeepsState):
         if eager:
             self._checks.must_be_whole(self)
         if eager and self._bounds is not None and torch.is_grad_enabled() and not self._bounds.leaves_n1:
-            with watched_curvature(last_linear(self.n1, self.seam_layer)) as seen:
+            with inputs_of(last_linear(self.n1, self.seam_layer)) as seen:
                 z_BK = self.embed(x)
-            self._bounds.curvature = seen[-1] if seen else None
+            self._bounds.curvature = last_curvature(seen)
         else:
             z_BK = self.embed(x)
         if eager:

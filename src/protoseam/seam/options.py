@@ -157,8 +157,8 @@ class Options(TypedDict, total=False):
         bool,
         Option(
             True,
-            "after the last epoch, replace N2 by the linear discriminant of the embeddings where that classifies more "
-            "of the training samples rightly; only where N2 is one Linear with a bias",
+            "after the last epoch, fit the two Linears around the seam as one classifier on N1's features, by logistic "
+            "regression, where its errors on the training samples say so; only where N2 is one Linear with a bias",
         ),
     ]
 

@@ -20,7 +20,7 @@ from protoseam.core.objective import (
     sampled_classification,
 )
 from protoseam.errors import SeamError
-from protoseam.seam.bounding import watched_curvature
+from protoseam.seam.bounding import inputs_of, last_curvature
 from protoseam.seam.classifier import last_linear
 
 if TYPE_CHECKING:
@@ -103,8 +103,9 @@ def backward(
             classify, push = without_images(net, s_CK, generator)
         apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *head])
     last = None if net._bounds is None or net._bounds.leaves_n1 else last_linear(net.n1, net.seam_layer)
-    with casting(), watched_curvature(last) as curvature:
+    with casting(), inputs_of(last) as features:
         z_BK = net.embed(x)
+    curvature = last_curvature(features)
     slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
     embedded = None if main is None else main.record_event()
     z_BK.backward(slope_BK.to(z_BK.dtype))
@@ -121,5 +122,5 @@ def backward(
     for p, gradient in zip(head, gradients, strict=True):
         p.grad = gradient
     if net._bounds is not None:
-        net._bounds.apply(net, terms.consensus, curvature[-1] if curvature else None, len(z_BK))
+        net._bounds.apply(net, terms.consensus, curvature, len(z_BK))
     return terms

@@ -43,10 +43,15 @@ class Average:
     def restart(self) -> None:
         """Restart the average from the present weights."""
         self.count.zero_()
-        for flat, s in zip(self.flat, self.optimizer.segments, strict=True):
-            flat.copy_(s.master)
+        self.adopt()
         for name, b in self.buffers.items():
             self.averaged[name].copy_(b)
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Take the network's present weights for the average."""
+        for flat, s in zip(self.flat, self.optimizer.segments, strict=True):
+            flat.copy_(s.master)
 
     @torch.no_grad()
     def update(self, ok: Tensor) -> None:

@@ -86,7 +86,7 @@ class LiftConfig:
             paper), 30 for data of one's own, where N2 and the prototypes would fall behind.
         bounded: keep gradients within the limits that follow from the objective, so that rates usual for
             cross-entropy rarely diverge; null: only for data of one's own (the paper does not).
-        refit: {refit}. null: only for data of one's own (the paper does not), and without an average.
+        refit: {refit}. null: only for data of one's own (the paper does not).
     """
 
     dim: int = DEFAULT_DIM
@@ -206,10 +206,6 @@ class RunConfig:
             raise ConfigError(
                 f"lift needs 0 < rho_min ≤ rho_max, got rho_min={lift.rho_min} and rho_max={lift.rho_max}"
             )
-        if self.average is not None and lift.refit:
-            raise ConfigError(
-                "lift.refit sets the last N2, and average deploys an average of all: leave one out"
-            )
         moving = lift.covariance in ("running", "switch")
         if (self.mixup or self.cutmix) and self.variant == "protoseam" and moving:
             raise ConfigError(
@@ -271,7 +267,7 @@ def resolved(config: RunConfig) -> RunConfig:
         config.lift,
         seam_speed=SEAM_SPEED if own else _PAPER_SPEED,
         bounded=own,
-        refit=own and config.average is None,
+        refit=own,
         draws=None if own or config.lift.antithetic else 1,
     )
     optim = filled(optim, lr=lr, weight_decay=decay, clip=_OWN_CLIP if own else None)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protoseam.lab.engine.auditing import quick_audit
+from protoseam.lab.engine.objectives import Embeddings
 from protoseam.lab.engine.run import DivergedError, Run
 from protoseam.lab.pipeline.resident import epoch_seed
+from protoseam.seam.last_step import FeatureReader, embedded, fit_classifier
+from protoseam.seam.lifted import Lifted
 from protoseam.seam.passes import as_deployed
 
 _LOST = 100.0  # a network this many times its first size has diverged; sound training stays below 10
@@ -66,13 +70,12 @@ def end_epoch(run: Run, started: float) -> dict[str, Any]:
     """Refresh Σ̂, validate, and return the metrics of the epoch that began at ``started`` (time.perf_counter)."""
     skipped = _check(run)
     run.processes.share_buffers(run.objective)
-    embeddings = sweep(run) if run.objective.needs_embeddings else None
+    embeddings: Embeddings | None = None
     if run.objective.seam is not None and run.objective.seam.refits_now:
-        with run.optimizer.full_precision():  # N2 is set in the masters
-            run.objective.end_epoch(embeddings)
-        run.optimizer.synchronise()
-    else:
-        run.objective.end_epoch(embeddings)
+        embeddings = last_step(run, run.objective.seam)
+    elif run.objective.needs_embeddings:
+        embeddings = sweep(run)
+    run.objective.end_epoch(embeddings)
     sums = run.processes.mean(run.step.sums / (run.data.steps - skipped)).tolist()
     terms = dict(zip(run.objective.terms, sums, strict=True))
     accuracy = run.accuracy("validation") if _due(run, run.config.eval_every) else None
@@ -96,15 +99,35 @@ def end_epoch(run: Run, started: float) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def sweep(run: Run) -> tuple[Tensor, Tensor]:
-    """Return embeddings and labels of the training data: the epoch's augmented images, or the clean ones."""
+def sweep(run: Run, read: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Return embeddings and labels of the training data: the epoch's augmented images, or the clean ones.
+
+    ``read`` returns something else of a batch than its embeddings.
+    """
     if run.config.lift.clean_pass:
-        return _embedded(run, run.data.clean())
+        return _embedded(run, run.data.clean(), read)
     rows = list(run.data.x.split(_sweep_size(run)))
     # a normalisation without statistics cannot take them from one image
     if len(rows) > 1 and len(rows[-1]) == 1:
         rows[-2:] = [run.data.x[-1 - len(rows[-2]) :]]
-    return _embedded(run, zip(rows, run.data.y.split([len(x) for x in rows]), strict=True))
+    return _embedded(run, zip(rows, run.data.y.split([len(x) for x in rows]), strict=True), read)
+
+
+def last_step(run: Run, net: Lifted) -> tuple[Tensor, Tensor] | None:
+    """Fit the two Linears around the seam as one classifier where that is worth it: those that are deployed.
+
+    Returns embeddings and labels of the training data if Σ̂ is to be taken from them.
+    """
+    reader = FeatureReader(net)
+    with run.averaged():
+        features, labels = sweep(run, reader)
+        with run.optimizer.full_precision():  # they are set in the masters
+            changed = fit_classifier(net, reader.last, features, labels)
+            embeddings = embedded(reader.last, features), labels
+        run.optimizer.synchronise()
+        if changed and run.average is not None:
+            run.average.adopt()
+    return embeddings if changed or run.objective.needs_embeddings else None
 
 
 def _sweep_size(run: Run) -> int:
@@ -127,14 +150,17 @@ def audit(run: Run) -> dict[str, float] | None:
         return quick_audit(run.objective.seam, z, y, run.config.lift.floor, seed, run.epoch + 1)
 
 
-def _embedded(run: Run, batches: Any) -> tuple[Tensor, Tensor]:
-    """Return float32 embeddings by the deployed N1, and labels, of all batches."""
+def _embedded(
+    run: Run, batches: Any, read: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return float32 embeddings by the deployed N1, or what ``read`` returns, and labels, of all batches."""
     assert run.objective.seam is not None
+    read = read or run.objective.seam.embed
     pairs = []
     with as_deployed(run.objective):
         for x, y in batches:
             with run.casting():
-                z = run.objective.seam.embed(x)
+                z = read(x)
             pairs.append((z.float(), y))
     return torch.cat([z for z, _ in pairs]), torch.cat([y for _, y in pairs])
 

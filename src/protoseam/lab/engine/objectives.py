@@ -140,7 +140,7 @@ class Lifting(AbstractObjective):
 
     @property
     def needs_embeddings(self) -> bool:
-        return self.net.covariance.needs_pass or self.net.refits_now
+        return self.net.covariance.needs_pass
 
     def forward(self, x: Tensor, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return torch.stack(self.net(x, y, generator=generator))

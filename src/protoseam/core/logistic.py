@@ -1,0 +1,152 @@
+"""A linear classifier by penalised logistic regression, as a convex problem solved to its end.
+
+Legend: N samples, B samples of a block, C classes, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protoseam.core.covariance import check_one_label_each
+
+__all__ = ["effective_dimension", "logistic_regression"]
+
+Reduce = Callable[[Tensor], None]
+
+_STEPS = 100
+_BLOCK_ELEMENTS = 2**22  # logits of so many numbers at a time, 32 MiB
+_CONSTANT = 1e-6  # a feature that varies by less than this share of the most varying one carries nothing
+
+
+def effective_dimension(covariance_DD: Tensor) -> Tensor:
+    """(tr R)²/‖R‖²_F: in how many directions features vary, where copies of a feature count once.
+
+    For eigenvalues that are equal in d directions and 0 in the others it is d, and never more than their number.
+
+    Args:
+        covariance_DD: R, of the features.
+
+    Returns:
+        A scalar; 0 where nothing varies.
+    """
+    square = covariance_DD.square().sum()
+    return covariance_DD.trace().square() / torch.where(square > 0, square, 1.0)
+
+
+class _Problem(NamedTuple):
+    x_ND: Tensor  # standardised
+    y_N: Tensor
+    weight_N: Tensor  # of all processes' samples together: 1
+    penalty: float
+    reduce: Reduce | None
+
+
+def logistic_regression(
+    h_ND: Tensor,
+    y_N: Tensor,
+    num_classes: int,
+    *,
+    penalty: float | None = None,
+    class_weights: Tensor | None = None,
+    rank: int | None = None,
+    reduce: Reduce | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Minimise Σ_i w_{y_i} CE(W x_i + b, y_i) / Σ_i w_{y_i} + λ‖W‖² over features x standardised to mean 0, variance 1.
+
+    The problem is convex and is solved by L-BFGS in float64. The bias bears no penalty. With a ``rank`` below C − 1 the
+    logits of the solution are reduced to the directions in which they vary most, and the problem is solved once more
+    within these.
+
+    Args:
+        h_ND: features, as they are.
+        y_N: their labels.
+        num_classes: C.
+        penalty: λ; None: D'/2N, the prior N(0, 1/D') on each weight, with D' of :func:`effective_dimension`. Chosen on
+            the first-try panel (docs/method-card.md).
+        class_weights: w_c of each class, ``(C,)``; None: all samples count alike.
+        rank: the highest rank of W; None: no limit.
+        reduce: sums a tensor in place over all processes, each of which has its own samples; None for one process.
+
+    Returns:
+        ``(weight_CD, bias_C)`` for the features as they are, float64, centred over the classes.
+
+    Raises:
+        ArgumentError: labels and features differ in number.
+    """
+    check_one_label_each(h_ND, y_N)
+    add = reduce or (lambda t: None)
+    x_ND = h_ND.detach().double()
+    count = torch.tensor(float(len(x_ND)), dtype=torch.float64, device=x_ND.device)
+    add(count)
+    mean_D = x_ND.sum(0)
+    add(mean_D)
+    mean_D /= count
+    x_ND = x_ND - mean_D
+    variance_D = x_ND.square().sum(0)
+    add(variance_D)
+    scale_D = (variance_D / count).sqrt()
+    varies_D = scale_D > _CONSTANT * scale_D.max()
+    scale_D = torch.where(varies_D, scale_D, 1.0)
+    x_ND = x_ND.div_(scale_D).mul_(varies_D)
+    if penalty is None:
+        correlation_DD = x_ND.T @ x_ND / count
+        add(correlation_DD)
+        penalty = float(effective_dimension(correlation_DD) / (2 * count))
+    weight_C = torch.ones(num_classes) if class_weights is None else class_weights
+    weight_N = weight_C.to(x_ND)[y_N]
+    total = weight_N.sum()
+    add(total)
+    problem = _Problem(x_ND, y_N, weight_N / total, penalty, reduce)
+    weight_CD, bias_C = _minimise(problem, torch.eye(num_classes).to(x_ND))
+    if rank is not None and rank < num_classes - 1:
+        logits_NC = x_ND @ weight_CD.T
+        spread_CC = logits_NC.T @ logits_NC
+        add(spread_CC)
+        directions_CR = torch.linalg.eigh(spread_CC).eigenvectors[:, -rank:]
+        weight_CD, bias_C = _minimise(problem, directions_CR)
+    weight_CD = weight_CD / scale_D
+    return weight_CD, bias_C - weight_CD @ mean_D
+
+
+def _minimise(problem: _Problem, directions_CR: Tensor) -> tuple[Tensor, Tensor]:
+    """The best ``(weight_CD, bias_C)`` whose logits vary in these directions; centred over the classes."""
+    C, R = directions_CR.shape
+    q_RD = directions_CR.new_zeros(R, problem.x_ND.shape[1])
+    bias_C = directions_CR.new_zeros(C)
+    solver = torch.optim.LBFGS([q_RD, bias_C], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    @torch.no_grad()
+    def value() -> Tensor:
+        loss, slope_CD, slope_C = _likelihood(problem, directions_CR @ q_RD, bias_C)
+        q_RD.grad = directions_CR.T @ slope_CD + 2 * problem.penalty * q_RD
+        bias_C.grad = slope_C
+        return loss + problem.penalty * q_RD.square().sum()
+
+    solver.step(value)
+    weight_CD = directions_CR @ q_RD
+    return weight_CD - weight_CD.mean(0), bias_C - bias_C.mean()
+
+
+def _likelihood(problem: _Problem, weight_CD: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weighted cross-entropy of all processes' samples, and its gradients in the weights and biases."""
+    C, D = weight_CD.shape
+    found = weight_CD.new_zeros(C * D + C + 1)
+    slope_CD, slope_C, loss = found[: C * D].view(C, D), found[C * D : -1], found[-1]
+    rows = max(1, _BLOCK_ELEMENTS // C)
+    parts = (t.split(rows) for t in (problem.x_ND, problem.y_N, problem.weight_N))
+    for x_BD, y_B, weight_B in zip(*parts, strict=True):
+        log_BC = torch.addmm(bias_C, x_BD, weight_CD.T).log_softmax(1)
+        row_B = torch.arange(len(y_B), device=y_B.device)
+        loss -= weight_B @ log_BC[row_B, y_B]
+        residual_BC = log_BC.exp_()
+        residual_BC[row_B, y_B] -= 1
+        residual_BC *= weight_B[:, None]
+        slope_CD.addmm_(residual_BC.T, x_BD)
+        slope_C += residual_BC.sum(0)
+    if problem.reduce is not None:
+        problem.reduce(found)
+    return loss, slope_CD, slope_C

@@ -1,0 +1,216 @@
+"""The last step of a training: the two Linears around the seam, fitted as one classifier on N1's features.
+
+Data in: a trained network and a sweep of its features; data out: the same network with another last Linear of N1, N2,
+prototypes and Σ̃. It keeps no state.
+
+Legend: N samples, B batch, C classes, D features, K seam width, R rank of the classifier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protoseam.core.logistic import logistic_regression
+from protoseam.core.precision import at_least_float32
+from protoseam.errors import ArgumentError
+from protoseam.seam.bounding import inputs_of
+from protoseam.seam.classifier import last_linear
+from protoseam.seam.guards import name_some
+from protoseam.seam.heads import can_refit
+from protoseam.seam.processes import all_reduce, broadcast, world_size
+
+if TYPE_CHECKING:
+    from protoseam.seam.network import LiftedNetwork
+
+__all__ = ["FeatureReader", "can_fit", "embedded", "fit_classifier", "is_worth_it"]
+
+_MOST = 2**26  # features times samples, 512 MiB as double; ImageNet's are 40 times as many
+_MOST_WORK = 2**34  # and times classes: a fit of some 10^13 operations
+_CLOSE = 1e-2  # bf16 rounds to 2⁻⁸
+_CLEARLY = 1 / 8  # benchmarks/last_step.py
+_ROWS = 8192  # logits of so many samples at a time
+
+
+def can_fit(net: LiftedNetwork) -> bool:
+    """Whether N2 is one Linear with a bias that may change, and the features of the data are few enough to hold."""
+    last = last_linear(net.n1, net.seam_layer)
+    size = net._checks.samples / world_size() * (net.dim if last is None else last.in_features)
+    return can_refit(net) and size <= _MOST and size * net.num_classes <= _MOST_WORK
+
+
+class FeatureReader:
+    """Returns the features of a batch: what the Linear that ends N1 reads, or N1's output where there is no such layer.
+
+    Args:
+        net: the network; it should be in eval mode.
+
+    Attributes:
+        last: the Linear that ends N1 and may change; None if there is none, or N1 goes on behind it.
+    """
+
+    def __init__(self, net: LiftedNetwork) -> None:
+        self.net, self._proved = net, False
+        last = last_linear(net.n1, net.seam_layer)
+        free = last is not None and all(p.requires_grad for p in last.parameters())
+        self.last: nn.Linear | None = last if free and len(net.seam_shape) == 1 else None
+
+    def __call__(self, x: Any) -> Tensor:
+        """Return the features of these inputs, ``(B, D)``."""
+        with inputs_of(self.last) as seen:
+            z_BK = self.net.embed(x)
+        if self.last is None:
+            return z_BK
+        if not self._proved:  # the first batch decides
+            self._proved = True
+            if len(seen) != 1 or not _leads_to(self.last, seen[0], z_BK):
+                self.last = None
+                return z_BK
+        return seen[-1]
+
+
+def _leads_to(last: nn.Linear, h: Tensor, z_BK: Tensor) -> bool:
+    if h.ndim != 2 or len(h) != len(z_BK) or last.weight.shape != (z_BK.shape[1], h.shape[1]):
+        return False
+    again, found = last(h.to(last.weight.dtype)).double(), z_BK.double()
+    return bool((again - found).abs().max() <= _CLOSE * found.abs().max())
+
+
+@torch.no_grad()
+def fit_classifier(
+    net: LiftedNetwork, last: nn.Linear | None, h_ND: Tensor, y_N: Tensor, *, always: bool = False
+) -> bool:
+    """Fit N2∘(the Linear that ends N1) to the features by penalised logistic regression; was anything changed?
+
+    The fit W h + b, of rank R ≤ k, is split between the two Linears so that the seam stays what it was: N2's directions
+    turn as little as possible, the classes' means keep their distances, and N1's other directions stay. The prototypes
+    then move to the classes' new means. Without a Linear that may change N2 alone is fitted. Nothing is done where a
+    class has no sample, or all features are equal.
+
+    Args:
+        net: the network; N2 is one Linear with a bias.
+        last: ``FeatureReader.last`` after the sweep.
+        h_ND: the features.
+        y_N: their labels.
+        always: fit even where :func:`is_worth_it` says no, and refuse data in which a class is missing.
+    """
+    reduce = all_reduce()
+    count_C = torch.bincount(y_N, minlength=net.num_classes).to(net.prototypes.device)
+    if reduce is not None:
+        reduce(count_C)
+    missing = (count_C == 0).nonzero()[:, 0].tolist()
+    if missing and always:
+        raise ArgumentError(
+            f"refit_head needs samples of every class, but class {name_some(missing)} has none"
+        )
+    if missing:
+        return False
+    # Between 1/n and their share of the samples, as N2 stands in fact when classes weigh 1/n in its loss.
+    weights_C = count_C.double().rsqrt() if net.class_weights == "uniform" else None
+    weight_CD, bias_C = logistic_regression(
+        h_ND, y_N, net.num_classes, class_weights=weights_C, rank=net.dim, reduce=reduce
+    )
+    if not (bool(weight_CD.any()) and bool(weight_CD.isfinite().all())):
+        return False
+    if not always:
+
+        def as_trained(h_BD: Tensor) -> Tensor:
+            return net.head(_through(last, h_BD).to(count_C.device))
+
+        def as_fitted(h_BD: Tensor) -> Tensor:
+            return F.linear(h_BD.double(), weight_CD, bias_C)
+
+        wrong = torch.stack(
+            [_errors(answer, h_ND, y_N).to(count_C.device) for answer in (as_trained, as_fitted)]
+        )
+        if reduce is not None:
+            reduce(wrong)
+        if not is_worth_it(*wrong.tolist()):
+            return False
+    weight_CD, bias_C = weight_CD.to(count_C.device), bias_C.to(count_C.device)
+    if last is None:
+        _set(net.n2, weight_CD, bias_C)
+    else:
+        _split(net, last, weight_CD, bias_C, _class_means(h_ND, y_N, count_C, reduce))
+    return True
+
+
+def is_worth_it(trained: int, fitted: int) -> bool:
+    """Whether to replace a trained classifier by one fitted to the training samples, by how many each gets wrong.
+
+    Clearly fewer, by an eighth and by more than chance: the trained one has not learned enough. More, though it was
+    fitted to these very samples: the trained one has learned them by heart. Else the trained one stays, which learned
+    from Gaussians: after long schedules it is better on other samples (docs/method-card.md).
+    """
+    return fitted > trained or trained - fitted > max(_CLEARLY * trained, math.sqrt(trained))
+
+
+def embedded(last: nn.Linear | None, h_ND: Tensor) -> Tensor:
+    """The embeddings N1(x), ``(N, K)``, of samples with these features."""
+    return at_least_float32(_through(last, h_ND))
+
+
+def _through(last: nn.Linear | None, h_ND: Tensor) -> Tensor:
+    if last is None:
+        return h_ND
+    return F.linear(h_ND, last.weight.to(h_ND), None if last.bias is None else last.bias.to(h_ND))
+
+
+def _errors(answer: Callable[[Tensor], Tensor], h_ND: Tensor, y_N: Tensor) -> Tensor:
+    parts = zip(h_ND.split(_ROWS), y_N.split(_ROWS), strict=True)
+    return torch.stack([(answer(h).argmax(1).to(y.device) != y).sum() for h, y in parts]).sum()
+
+
+def _class_means(h_ND: Tensor, y_N: Tensor, count_C: Tensor, reduce: Any) -> Tensor:
+    sum_CD = h_ND.new_zeros(len(count_C), h_ND.shape[1], dtype=torch.float64)
+    sum_CD = sum_CD.index_add_(0, y_N, h_ND.double()).to(count_C.device)
+    if reduce is not None:
+        reduce(sum_CD)
+    return sum_CD / count_C[:, None]
+
+
+def _split(net: LiftedNetwork, last: nn.Linear, weight_CD: Tensor, bias_C: Tensor, mean_CD: Tensor) -> None:
+    """Give N1's last Linear and N2 values whose product is the classifier, and move the prototypes along.
+
+    W = U Rᵀ with orthonormal columns of U, ``(C, R)``. N2 becomes c·U Oᵀ, where O, ``(K, R)``, has orthonormal columns
+    and comes as near to N2's old directions as it can (the polar factor of N2ᵀU). N1's embedding becomes (1/c)·O Rᵀ h
+    in these directions and stays what it was in the others. c keeps the mean distance of the prototypes from their
+    centre. Where there is none, nothing is done.
+    """
+    assert isinstance(net.n2, nn.Linear)
+    old_KD, old_CK = last.weight.double(), net.n2.weight.double()
+    U_CC, size_C, V_CD = torch.linalg.svd(weight_CD, full_matrices=False)
+    R = min(net.dim, int((size_C > 1e-9 * size_C[0]).sum()))
+    U_CR, R_RD = U_CC[:, :R], size_C[:R, None] * V_CD[:R]
+    left_KR, _, right_RR = torch.linalg.svd((old_CK - old_CK.mean(0)).T @ U_CR, full_matrices=False)
+    O_KR = left_KR @ right_RR
+    s_CK = net.prototypes.double()
+    c = ((mean_CD - mean_CD.mean(0)) @ R_RD.T).norm() / (s_CK - s_CK.mean(0)).norm()
+    if not bool(c.isfinite() & (c > 0)):
+        return
+    new_KD = O_KR @ R_RD / c + old_KD - O_KR @ (O_KR.T @ old_KD)
+    new_CK = c * U_CR @ O_KR.T
+    mean_CK = mean_CD @ new_KD.T
+    if last.bias is not None:  # the embeddings' centre stays where it was
+        moved_K = last.bias.double() + (old_KD - new_KD) @ mean_CD.mean(0)
+        bias_C = bias_C - new_CK @ moved_K
+        mean_CK = mean_CK + moved_K
+        last.bias.copy_(moved_K)
+    last.weight.copy_(new_KD)
+    net.prototypes.copy_(mean_CK)
+    _set(net.n2, new_CK, bias_C)
+    for p in (*last.parameters(), net.prototypes):
+        broadcast(p.data)
+
+
+def _set(head: nn.Module, weight_CK: Tensor, bias_C: Tensor) -> None:
+    assert isinstance(head, nn.Linear)
+    head.weight.copy_(weight_CK)
+    head.bias.copy_(bias_C)
+    for p in head.parameters():
+        broadcast(p.data)  # the same to the last bit in every process

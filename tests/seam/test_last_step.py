@@ -1,0 +1,250 @@
+"""The last step: after the last epoch the two Linears around the seam become one fitted classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import CLASSES, FEATURES, HIDDEN, Batch, batches, lifted, network, same, sgd, step
+
+import protoseam as ps
+from protoseam.core.covariance import class_factors, class_moments
+from protoseam.core.logistic import logistic_regression
+from protoseam.seam.last_step import is_worth_it
+
+DATA = batches()
+X, Y = (torch.cat(part) for part in zip(*DATA, strict=True))
+
+
+def trained(model: nn.Module | None = None, data: list[Batch] = DATA, **options: Any) -> ps.Lifted:
+    """One epoch of two, and the steps of the second, without its end."""
+    torch.manual_seed(0)
+    net = lifted(model, **{"init": "fsinit", **options})
+    optimizer = sgd(net)
+    net.initialize(data)
+    for epoch in range(2):
+        net.set_progress(epoch, 2)
+        for x, y in data:
+            step(net, optimizer, x, y)
+        if epoch == 0:
+            before = net.n2.weight.clone()
+            net.refresh(data)
+            assert torch.equal(net.n2.weight, before)  # not the last epoch
+    return net.eval()
+
+
+def spoiled(net: ps.Lifted) -> ps.Lifted:
+    """A head that answers the last class, which the last step is worth replacing; its weights stay."""
+    with torch.no_grad():
+        net.n2.bias.copy_(1e3 * torch.arange(len(net.n2.bias)))
+    return net
+
+
+def centred(logits: Tensor) -> Tensor:
+    return logits - logits.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5])
+@pytest.mark.parametrize("weights", ["uniform", "frequency"])
+def test_the_network_answers_as_the_fitted_classifier(dim: int, weights: str) -> None:
+    few = [(x[y > 0], y[y > 0]) for x, y in DATA[2:]] + DATA[:2]  # of class 0 half
+    net = spoiled(trained(data=few, dim=dim, class_weights=weights))
+    x, y = (torch.cat(part) for part in zip(*few, strict=True))
+    h = net.n1[:-1](x).detach()
+    share = None if weights == "frequency" else torch.bincount(y).double() ** -0.5
+    weight, bias = logistic_regression(h, y, CLASSES, class_weights=share, rank=dim)
+    expected = centred(h.double() @ weight.T + bias)
+    assert not torch.allclose(centred(net(x)).double(), expected, atol=0.1)
+    net.refresh(few)
+    assert torch.allclose(centred(net(x)).double(), expected, atol=1e-4)
+    assert torch.allclose(centred(net.deploy(fold=True)(x)).double(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("covariance", [ps.ExactCovariance(), ps.RunningCovariance(structure="shared")])
+def test_the_seam_follows(covariance: ps.AbstractCovariance) -> None:
+    net = spoiled(trained(dim=5, covariance=covariance))
+    before = net.embed(X).detach(), net.prototypes.detach().clone()
+    net.refresh(DATA)
+    z = net.embed(X).detach()
+    _, means, _ = class_moments(z, Y, CLASSES)
+    assert torch.allclose(net.prototypes.double(), means, atol=1e-5)
+    structure = net.covariance.structure
+    factors = class_factors(z, Y, CLASSES, 0.1, structure=structure).factors
+    assert torch.allclose(net.covariance.factors, factors, atol=1e-4)
+    # as far apart as before where N2 looks, around the same centre of embeddings, and elsewhere the same
+    seen = torch.linalg.svd(net.n2.weight.detach() - net.n2.weight.detach().mean(0))[2][: CLASSES - 1]
+    spread = [(s - s.mean(0)).norm() for s in (before[1], net.prototypes @ seen.T)]
+    assert torch.allclose(spread[0], spread[1], rtol=1e-4)
+    assert torch.allclose(z.mean(0), before[0].mean(0), atol=1e-5)  # classes of one size
+    unseen = torch.eye(5) - seen.T @ seen
+    assert torch.allclose(z @ unseen, before[0] @ unseen, atol=1e-4)
+    assert not torch.allclose(z, before[0], atol=1e-2)
+
+
+def test_whether_it_is_worth_it() -> None:
+    for trained_, fitted, worth in (
+        (800, 699, True),  # fewer by more than an eighth
+        (800, 700, False),
+        (25, 19, True),  # and by more than chance
+        (25, 20, False),
+        (1, 0, False),
+        (800, 800, False),
+        (0, 0, False),
+        (800, 801, True),  # learned by heart
+        (0, 1, True),
+    ):
+        assert is_worth_it(trained_, fitted) is worth
+
+
+@pytest.mark.parametrize("covariance", [ps.ExactCovariance, ps.RunningCovariance, ps.IsotropicCovariance])
+def test_a_classifier_that_is_about_as_good_stays(covariance: type[ps.AbstractCovariance]) -> None:
+    net, without = (trained(covariance=covariance(), refit=refit) for refit in (True, False))
+    net.refit_head(DATA)
+    without.load_state_dict(net.state_dict())
+    for one in (net, without):
+        one.refresh(DATA)
+    assert same(net.state_dict(), without.state_dict())
+    net.refit_head(DATA)
+    assert not same(net.state_dict(), without.state_dict())  # on request it is fitted again
+
+
+def test_an_undertrained_network_gets_better() -> None:
+    net = trained()
+    with torch.no_grad():
+        net.n2.weight.zero_()
+    net.refresh(DATA)
+    assert (net(X).argmax(1) == Y).double().mean() > 0.9
+
+
+class Averaging(nn.Module):
+    """N1 goes on behind its Linear: the mean over two positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(FEATURES // 2, HIDDEN), nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x.unflatten(1, (2, -1))).tanh()).mean(1)
+
+
+def test_n2_alone_is_fitted_where_no_linear_ends_n1_or_it_is_frozen() -> None:
+    frozen = trained(dim=5)
+    frozen.n1[-1].requires_grad_(False)
+    shared = ps.RunningCovariance(structure="shared")
+    n1 = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.LayerNorm(HIDDEN))
+    halves = ps.lift((n1, nn.Linear(HIDDEN, CLASSES)), covariance=shared, probe=X[:4])
+    halves.initialize(DATA)
+    halves.set_progress(0, 1)
+    for net in map(spoiled, (frozen, trained(Averaging(), dim=5), halves.eval())):
+        z, prototypes = net.embed(X).detach(), net.prototypes.detach().clone()
+        net.refresh(DATA)
+        assert torch.equal(net.embed(X), z)
+        assert torch.equal(net.prototypes, prototypes)
+        share = torch.bincount(Y).double() ** -0.5
+        weight, bias = logistic_regression(z, Y, CLASSES, class_weights=share)
+        assert torch.allclose(net.n2.weight.double(), weight, atol=1e-5)
+        assert torch.allclose(net.n2.bias.double(), bias, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:class 0 has no sample")
+def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    without, frozen, deep, many = (
+        spoiled(net) for net in (trained(refit=False), *(trained() for _ in range(3)))
+    )
+    frozen.n2.requires_grad_(False)
+    deep.n2 = nn.Sequential(deep.n2)
+    few = [(x[y > 0], y[y > 0]) for x, y in DATA]
+    absent = lifted(init="random")
+    absent.initialize(few)
+    absent.set_progress(0, 1)
+    equal = trained()
+    with torch.no_grad():
+        for p in equal.n1[:-1].parameters():
+            p.zero_()
+    for net, data in ((without, DATA), (frozen, DATA), (deep, DATA), (absent, few), (many, DATA)):
+        before = {name: p.clone() for name, p in net.named_parameters()}
+        if net is many:
+            monkeypatch.setattr("protoseam.seam.last_step._MOST", len(X) * HIDDEN - 1)
+        net.refresh(data)
+        assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    monkeypatch.undo()
+    before = equal.n2.weight.clone()
+    with pytest.warns(ps.SeamWarning, match="all embeddings are equal"):
+        equal.refresh(DATA)
+    assert torch.equal(equal.n2.weight, before)
+
+
+@pytest.mark.parametrize("covariance", [ps.ExactCovariance(), ps.RunningCovariance(structure="shared")])
+def test_refit_head_does_the_same_on_request(covariance: ps.AbstractCovariance) -> None:
+    one, two = (spoiled(trained(covariance=covariance)) for _ in range(2))
+    one.refresh(DATA)
+    two.refit_head(DATA)
+    assert same(one.state_dict(), two.state_dict())
+    few = [(x[y > 0], y[y > 0]) for x, y in DATA]
+    with pytest.raises(ps.ArgumentError, match="samples of every class, but class 0 has none"):
+        two.refit_head(few)
+
+
+def test_the_data_is_swept_once() -> None:
+    net = spoiled(trained(covariance=ps.ExactCovariance()))
+    swept = []
+
+    def once() -> Iterator[Batch]:
+        swept.append(1)
+        yield from DATA
+
+    class Data:
+        def __iter__(self) -> Iterator[Batch]:
+            return once()
+
+        def __len__(self) -> int:
+            return len(DATA)
+
+    net.refresh(Data())
+    assert len(swept) == 1
+
+
+def test_embeddings_alone_leave_the_classifier_as_it_was() -> None:
+    net = spoiled(trained())
+    before = net.n2.weight.clone()
+    net.refresh(embeddings=(net.embed(X).detach(), Y))
+    assert torch.equal(net.n2.weight, before)
+
+
+def test_mixed_targets_leave_the_head_as_it_was_trained() -> None:
+    net = spoiled(trained(covariance=ps.RunningCovariance()))
+    before = net.n2.weight.clone()
+    mixed = [(x, torch.full((len(x), CLASSES), 1 / CLASSES)) for x, _ in DATA]
+    with pytest.warns(
+        ps.SeamWarning, match="N2 stays as it was trained: refresh needs the class of each sample"
+    ):
+        net.refresh(mixed)
+    assert torch.equal(net.n2.weight, before)
+
+
+def test_data_without_an_end_is_not_swept() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[Batch]:
+            while True:
+                yield from DATA
+
+    net = lifted(init="random", covariance=ps.RunningCovariance())
+    before = net.n2.weight.clone()
+    net.set_progress(0, 1)
+    net.objective(*DATA[0])
+    net.refresh(Endless())
+    net.refresh()
+    assert torch.equal(net.n2.weight, before)
+
+
+def test_a_network_in_bfloat16_is_fitted_too() -> None:
+    net = trained(network())
+    net.bfloat16()
+    data = [(x.bfloat16(), y) for x, y in DATA]
+    with torch.no_grad():
+        net.n2.weight.zero_()
+    net.refresh(data)
+    assert (net(X.bfloat16()).argmax(1) == Y).double().mean() > 0.9
