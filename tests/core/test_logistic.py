@@ -95,6 +95,31 @@ def test_a_rank_limits_the_logits_and_keeps_what_matters() -> None:
     assert torch.equal(same, whole)
 
 
+def test_more_classes_than_features_and_more_features_than_samples() -> None:
+    """Each has a shorter way to the main directions and to the penalty; here it is compared with the plain one."""
+    g = torch.Generator().manual_seed(2)
+    y = torch.arange(90) % 9
+    h = 2 * torch.randn(9, 5, generator=g)[y] + torch.randn(90, 5, generator=g)
+    weight, bias = logistic_regression(h, y, 9, penalty=0.01, rank=2)
+    padded = torch.cat([h, torch.zeros(90, 9)], 1)  # nine classes, fourteen features
+    same, shift = logistic_regression(padded, y, 9, penalty=0.01, rank=2)
+    assert torch.linalg.matrix_rank(weight, rtol=1e-9) == 2
+    assert torch.allclose(same[:, :5], weight, atol=1e-5)
+    assert torch.allclose(shift, bias, atol=1e-5)
+    wide = torch.randn(20, 30, generator=g)
+    x = standard(wide)
+    penalty = float(effective_dimension(x.T @ x)) / 40
+    expected, _ = logistic_regression(wide, y[:20], 9, penalty=penalty)
+    assert torch.allclose(logistic_regression(wide, y[:20], 9)[0], expected)
+
+
+def test_a_short_memory_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, y = data()
+    weight, _ = logistic_regression(h, y, C)
+    monkeypatch.setattr("protoseam.core.logistic._HISTORY_ELEMENTS", 1)
+    assert torch.allclose(logistic_regression(h, y, C)[0], weight, rtol=1e-3)
+
+
 def test_constant_features_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     h, y = data()
     weight, bias = logistic_regression(h, y, C)

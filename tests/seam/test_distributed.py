@@ -98,6 +98,17 @@ def remembered(rank: int, world: int) -> torch.Tensor:
     return net.covariance.count_C_0
 
 
+def fitted(rank: int, world: int) -> dict[str, torch.Tensor]:
+    """After the last step of a head that knows nothing, whose classifier the seam's width limits to two directions."""
+    torch.manual_seed(0)
+    net = lifted(dim=2, covariance=ps.RunningCovariance(structure="shared"), init="fsinit")
+    net.initialize(share(rank, world))
+    with torch.no_grad():
+        net.n2.weight.zero_()
+    net.refit_head(share(rank, world))
+    return net.state_dict()
+
+
 def process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -106,6 +117,7 @@ def process(rank: int, world: int, folder: str) -> None:
         "seen": seen(rank, world),
         "trained": trained(rank, world),
         "remembered": remembered(rank, world),
+        "fitted": fitted(rank, world),
     }
     torch.save(result, f"{folder}/{rank}.pt")
     leave_together()
@@ -170,6 +182,14 @@ def test_running_samples_are_counted_once(ranks: list[dict[str, Any]]) -> None:
 def test_processes_share_a_window(ranks: list[dict[str, Any]]) -> None:
     assert remembered(0, 1).tolist() == [8.0] * CLASSES
     assert sum(rank["remembered"] for rank in ranks).tolist() == [8.0] * CLASSES
+
+
+def test_processes_fit_one_classifier(ranks: list[dict[str, Any]]) -> None:
+    expected, (first, second) = fitted(0, 1), (rank["fitted"] for rank in ranks)
+    for key, value in expected.items():
+        if value.is_floating_point() and not key.startswith("covariance."):
+            assert torch.allclose(first[key], value, atol=1e-4), key
+    assert all(torch.equal(first[key], second[key]) for key in expected)
 
 
 def test_one_process_needs_no_group() -> None:

@@ -151,8 +151,13 @@ def test_n2_alone_is_fitted_where_no_linear_ends_n1_or_it_is_frozen() -> None:
 
 @pytest.mark.filterwarnings("ignore:class 0 has no sample")
 def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    without, frozen, deep, many = (
-        spoiled(net) for net in (trained(refit=False), *(trained() for _ in range(3)))
+    without, frozen, deep, many, long, own = (
+        spoiled(net)
+        for net in (
+            trained(refit=False),
+            *(trained() for _ in range(4)),
+            trained(loss_fn=nn.MultiMarginLoss(reduction="none")),
+        )
     )
     frozen.n2.requires_grad_(False)
     deep.n2 = nn.Sequential(deep.n2)
@@ -164,13 +169,18 @@ def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         for p in equal.n1[:-1].parameters():
             p.zero_()
-    for net, data in ((without, DATA), (frozen, DATA), (deep, DATA), (absent, few), (many, DATA)):
+    nets = without, frozen, deep, own, absent, many, long
+    limits = {many: ("_MOST", len(X) * HIDDEN), long: ("_MOST_WORK", len(X) * CLASSES * (HIDDEN + 64))}
+    for net in nets:
         before = {name: p.clone() for name, p in net.named_parameters()}
-        if net is many:
-            monkeypatch.setattr("protoseam.seam.last_step._MOST", len(X) * HIDDEN - 1)
-        net.refresh(data)
+        with monkeypatch.context() as limit:
+            if net in limits:
+                name, most = limits[net]
+                limit.setattr(f"protoseam.seam.last_step.{name}", most)
+                assert net.refits_now
+                limit.setattr(f"protoseam.seam.last_step.{name}", most - 1)
+            net.refresh(few if net is absent else DATA)
         assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
-    monkeypatch.undo()
     before = equal.n2.weight.clone()
     with pytest.warns(ps.SeamWarning, match="all embeddings are equal"):
         equal.refresh(DATA)

@@ -18,6 +18,7 @@ __all__ = ["effective_dimension", "logistic_regression"]
 Reduce = Callable[[Tensor], None]
 
 _STEPS = 100
+_HISTORY_ELEMENTS = 2**24  # L-BFGS keeps as many steps as fit into twice 128 MiB, from 10 to all of them
 _BLOCK_ELEMENTS = 2**22  # logits of so many numbers at a time, 32 MiB
 _CONSTANT = 1e-6  # a feature that varies by less than this share of the most varying one carries nothing
 
@@ -92,42 +93,62 @@ def logistic_regression(
     varies_D = scale_D > _CONSTANT * scale_D.max()
     scale_D = torch.where(varies_D, scale_D, 1.0)
     x_ND = x_ND.div_(scale_D).mul_(varies_D)
-    if penalty is None:
-        correlation_DD = x_ND.T @ x_ND / count
-        add(correlation_DD)
-        penalty = float(effective_dimension(correlation_DD) / (2 * count))
+    if penalty is None:  # either product has the same trace and norm
+        wide = reduce is None and x_ND.shape[0] < x_ND.shape[1]
+        product = x_ND @ x_ND.T if wide else x_ND.T @ x_ND
+        add(product)
+        penalty = float(effective_dimension(product) / (2 * count))
     weight_C = torch.ones(num_classes) if class_weights is None else class_weights
     weight_N = weight_C.to(x_ND)[y_N]
     total = weight_N.sum()
     add(total)
     problem = _Problem(x_ND, y_N, weight_N / total, penalty, reduce)
-    weight_CD, bias_C = _minimise(problem, torch.eye(num_classes).to(x_ND))
-    if rank is not None and rank < num_classes - 1:
-        logits_NC = x_ND @ weight_CD.T
-        spread_CC = logits_NC.T @ logits_NC
-        add(spread_CC)
-        directions_CR = torch.linalg.eigh(spread_CC).eigenvectors[:, -rank:]
-        weight_CD, bias_C = _minimise(problem, directions_CR)
+    weight_CD, bias_C = _minimise(problem, num_classes)
+    if rank is not None and rank < min(num_classes - 1, x_ND.shape[1]):
+        weight_CD, bias_C = _minimise(problem, num_classes, _main_directions(problem, weight_CD, rank))
     weight_CD = weight_CD / scale_D
     return weight_CD, bias_C - weight_CD @ mean_D
 
 
-def _minimise(problem: _Problem, directions_CR: Tensor) -> tuple[Tensor, Tensor]:
-    """The best ``(weight_CD, bias_C)`` whose logits vary in these directions; centred over the classes."""
-    C, R = directions_CR.shape
-    q_RD = directions_CR.new_zeros(R, problem.x_ND.shape[1])
-    bias_C = directions_CR.new_zeros(C)
-    solver = torch.optim.LBFGS([q_RD, bias_C], max_iter=_STEPS, line_search_fn="strong_wolfe")
+def _main_directions(problem: _Problem, weight_CD: Tensor, rank: int) -> Tensor:
+    """The directions in which the logits W x vary most, as orthonormal columns ``(C, R)``."""
+    C, D = weight_CD.shape
+    # Σ (W x)(W x)ᵀ = (W L)(W L)ᵀ with L Lᵀ = Σ x xᵀ: the smaller of the two products
+    rows = problem.x_ND @ weight_CD.T if C <= D else problem.x_ND
+    spread = rows.T @ rows
+    if problem.reduce is not None:
+        problem.reduce(spread)
+    size, vectors = torch.linalg.eigh(spread)
+    if C <= D:
+        return vectors[:, -rank:]
+    return torch.linalg.svd(weight_CD @ (vectors * size.clamp(min=0).sqrt()), full_matrices=False).U[:, :rank]
+
+
+def _minimise(
+    problem: _Problem, num_classes: int, directions_CR: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best ``(weight_CD, bias_C)``, or the best whose logits vary in these directions; centred over the classes."""
+    D = problem.x_ND.shape[1]
+    q_RD = problem.x_ND.new_zeros(num_classes if directions_CR is None else directions_CR.shape[1], D)
+    bias_C = problem.x_ND.new_zeros(num_classes)
+    history = min(_STEPS, max(10, _HISTORY_ELEMENTS // q_RD.numel()))
+    solver = torch.optim.LBFGS(
+        [q_RD, bias_C], max_iter=_STEPS, history_size=history, line_search_fn="strong_wolfe"
+    )
+
+    def weight() -> Tensor:
+        return q_RD if directions_CR is None else directions_CR @ q_RD
 
     @torch.no_grad()
     def value() -> Tensor:
-        loss, slope_CD, slope_C = _likelihood(problem, directions_CR @ q_RD, bias_C)
-        q_RD.grad = directions_CR.T @ slope_CD + 2 * problem.penalty * q_RD
+        loss, slope_CD, slope_C = _likelihood(problem, weight(), bias_C)
+        slope_RD = slope_CD if directions_CR is None else directions_CR.T @ slope_CD
+        q_RD.grad = slope_RD + 2 * problem.penalty * q_RD
         bias_C.grad = slope_C
         return loss + problem.penalty * q_RD.square().sum()
 
     solver.step(value)
-    weight_CD = directions_CR @ q_RD
+    weight_CD = weight()
     return weight_CD - weight_CD.mean(0), bias_C - bias_C.mean()
 
 

@@ -31,17 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["FeatureReader", "can_fit", "embedded", "fit_classifier", "is_worth_it"]
 
 _MOST = 2**26  # features times samples, 512 MiB as double; ImageNet's are 40 times as many
-_MOST_WORK = 2**34  # and times classes: a fit of some 10^13 operations
+_MOST_WORK = (
+    2**32
+)  # samples times classes times features: minutes on a CPU; CIFAR-100 with 512 features takes half
+_EXPONENTIAL = 64  # what a logit costs beside its product, in features
 _CLOSE = 1e-2  # bf16 rounds to 2⁻⁸
 _CLEARLY = 1 / 8  # benchmarks/last_step.py
 _ROWS = 8192  # logits of so many samples at a time
 
 
 def can_fit(net: LiftedNetwork) -> bool:
-    """Whether N2 is one Linear with a bias that may change, and the features of the data are few enough to hold."""
+    """Whether the classifier may be fitted: N2 learns by cross-entropy, is one Linear, and the data is small enough."""
     last = last_linear(net.n1, net.seam_layer)
-    size = net._checks.samples / world_size() * (net.dim if last is None else last.in_features)
-    return can_refit(net) and size <= _MOST and size * net.num_classes <= _MOST_WORK
+    features = net.dim if last is None else last.in_features
+    samples = net._checks.samples / world_size()
+    rows = (
+        samples if world_size() == 1 else max(samples, features)
+    )  # several processes share the features' products
+    work = samples * net.num_classes * (features + _EXPONENTIAL)
+    return net.loss_fn is None and can_refit(net) and rows * features <= _MOST and work <= _MOST_WORK
 
 
 class FeatureReader:
