@@ -336,6 +336,9 @@ def test_a_fit_that_stops_early_gets_its_last_step(refit: bool, tmp_path: Path) 
     trainer(tmp_path, Stop(), max_epochs=20).fit(module, loader(), loader(shuffle=False))
     assert len(module.seen) == 6
     assert (accuracy(module.net) > 0.8) == refit
+    x, y = (torch.cat(parts) for parts in zip(*batches(64), strict=True))
+    expected = ps.core.class_factors(module.net.embed(x).detach(), y, CLASSES, 0.1).factors
+    assert torch.allclose(module.net.covariance.factors, expected, atol=1e-4) == refit
 
 
 def process(rank: int, folder: str, port: int) -> None:

@@ -187,6 +187,17 @@ def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPat
     assert torch.equal(equal.n2.weight, before)
 
 
+def test_a_fitted_classifier_is_not_called_undertrained() -> None:
+    fitted, left = (spoiled(trained(refit=refit)) for refit in (True, False))
+    for net in (fitted, left):
+        net.set_progress(2, 3)
+        for x, y in 3 * DATA:
+            net.objective(x, y)
+    fitted.refresh(DATA)
+    with pytest.warns(ps.SeamWarning, match="of its own samples rightly"):
+        left.refresh(DATA)
+
+
 @pytest.mark.parametrize("covariance", [ps.ExactCovariance(), ps.RunningCovariance(structure="shared")])
 def test_refit_head_does_the_same_on_request(covariance: ps.AbstractCovariance) -> None:
     one, two = (spoiled(trained(covariance=covariance)) for _ in range(2))

@@ -226,8 +226,8 @@ class TrainingChecks:
                 "optimizer.param_groups] for OneCycleLR, or a list swa_lr=[…] for SWALR",
             )
 
-    def refreshed(self, net: LiftedNetwork) -> None:
-        """An epoch has ended: judge how far training has come."""
+    def refreshed(self, net: LiftedNetwork, fitted: bool = False) -> None:
+        """An epoch has ended: judge how far training has come, unless the classifier was just fitted anew."""
         self._since_refresh = 0
         if self._modes == {False}:
             self._say(
@@ -253,7 +253,7 @@ class TrainingChecks:
         late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
         idle = unread or self._guard.idle or net.num_classes > _MOST_CLASSES
         told = "collapse" in self._said or {"near", "head"} <= self._said
-        if self._own and late and not idle and not told:
+        if self._own and late and not idle and not told and not fitted:
             with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
                 self._judge(net, f"after epoch {epoch + 1} of {epochs}")
 

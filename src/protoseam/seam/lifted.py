@@ -203,11 +203,17 @@ class Lifted(LiftedNetwork):
         self._checks.must_be_ready()
         only_mixed = self.covariance.from_batches and self._checks.trained_on == {"mixed"}
         self._checks.trained_on.clear()
+        fitted = False
         if embeddings is None and self.refits_now and self._has_end(loader):
-            embeddings = self._take_last_step(loader)
+            try:
+                fitted, *swept = self._fit(loader, "refresh")
+                if fitted or self.covariance.needs_pass:
+                    embeddings = swept[0], swept[1]
+            except ArgumentError as error:  # training is over, and it was training that counted
+                warnings.warn(f"N2 stays as it was trained: {error}", SeamWarning, stacklevel=2)
         if embeddings is not None or self.covariance.needs_pass or only_mixed:
             embeddings = self._swept(loader, embeddings, "refresh")
-        z_NK, y_N = (None, None) if embeddings is None else embeddings
+        z_NK, y_N = embeddings or (None, None)
         found = self.covariance.refresh(z_NK, y_N, all_reduce())
         if found is not None:
             if found.count_C is not None:
@@ -216,7 +222,7 @@ class Lifted(LiftedNetwork):
             self._checks.floors(self, found)
         if z_NK is not None and self._checks.counted:
             self._checks.look(self, z_NK, self.class_count)
-        self._checks.refreshed(self)
+        self._checks.refreshed(self, fitted)
 
     # ------------------------------------------------------------------ N2 in closed form, and the way out
 
@@ -248,10 +254,7 @@ class Lifted(LiftedNetwork):
             self._checks.must_be_counted(self)
             heads.refit(self)
             return
-        reader = FeatureReader(self)
-        h_ND, y_N = self._swept(loader, None, "refit_head", reader)
-        fit_classifier(self, reader.last, h_ND, y_N, always=True)
-        self.covariance.refresh(embedded(reader.last, h_ND), y_N, all_reduce())
+        self._take_last_step(loader, "refit_head", always=True)
 
     @torch.no_grad()
     def calibrate(self, loader: Iterable[Any]) -> float:
@@ -318,16 +321,19 @@ class Lifted(LiftedNetwork):
         """N1's learning rate now, as far as the optimizer works on the groups it was given."""
         return None if self._groups is None else float(self._groups.now[0]["lr"])
 
-    def _take_last_step(self, loader: Iterable[Any] | None) -> tuple[Tensor, Tensor] | None:
-        """Fit the classifier where that is worth it; return embeddings and labels if Σ̂ is now to be taken from them."""
+    def _fit(
+        self, loader: Iterable[Any] | None, what: str, *, always: bool = False
+    ) -> tuple[bool, Tensor, Tensor]:
+        """Fit the classifier where that is worth it, or always; was it, and the embeddings and labels by now."""
         reader = FeatureReader(self)
-        try:
-            h_ND, y_N = self._swept(loader, None, "refresh", reader)
-        except ArgumentError as error:  # training is over, and it was training that counted
-            warnings.warn(f"N2 stays as it was trained: {error}", SeamWarning, stacklevel=4)
-            return None
-        changed = fit_classifier(self, reader.last, h_ND, y_N)
-        return (embedded(reader.last, h_ND), y_N) if changed or self.covariance.needs_pass else None
+        h_ND, y_N = self._swept(loader, None, what, reader)
+        return fit_classifier(self, reader.last, h_ND, y_N, always=always), embedded(reader.last, h_ND), y_N
+
+    def _take_last_step(self, loader: Iterable[Any], what: str = "refresh", *, always: bool = False) -> None:
+        """Fit the classifier, and if it is another one now, make new factors of Σ̃."""
+        fitted, z_NK, y_N = self._fit(loader, what, always=always)
+        if fitted:
+            self.covariance.refresh(z_NK, y_N, all_reduce())
 
     def _has_end(self, loader: Any) -> bool:
         """Whether there is data to sweep: it has a length, or was swept before."""
