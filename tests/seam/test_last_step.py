@@ -13,7 +13,7 @@ from toys import CLASSES, FEATURES, HIDDEN, Batch, batches, lifted, network, sam
 import protoseam as ps
 from protoseam.core.covariance import class_factors, class_moments
 from protoseam.core.logistic import logistic_regression
-from protoseam.seam.last_step import is_worth_it
+from protoseam.seam.last_step import held_out_errors, is_worth_it
 
 DATA = batches()
 X, Y = (torch.cat(part) for part in zip(*DATA, strict=True))
@@ -84,23 +84,75 @@ def test_the_seam_follows(covariance: ps.AbstractCovariance) -> None:
     assert not torch.allclose(z, before[0], atol=1e-2)
 
 
-def test_whether_it_is_worth_it() -> None:
-    for trained_, fitted, worth in (
-        (800, 699, True),  # fewer by more than an eighth
-        (800, 700, False),
-        (25, 19, True),  # and by more than chance
-        (25, 20, False),
-        (1, 0, False),
-        (800, 800, False),
-        (0, 0, False),
-        (800, 801, True),  # learned by heart
-        (0, 1, True),
-    ):
-        assert is_worth_it(trained_, fitted) is worth
+def samples(n: int, features: int, spread: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Features around the class means, labels, and the means."""
+    g = torch.Generator().manual_seed(0)
+    means, y = torch.randn(CLASSES, features, generator=g), torch.arange(n) % CLASSES
+    return means[y] + spread * torch.randn(n, features, generator=g), y, means
+
+
+def worth(h: Tensor, y: Tensor, wrong: int, penalty: float | None = None) -> bool:
+    """With a trained classifier that gets every so many samples wrong."""
+    answers = torch.where(torch.arange(len(y)) % len(y) < wrong, y + 1, y) % CLASSES
+    known = {tuple(row.tolist()): answer for row, answer in zip(h, answers, strict=True)}
+
+    def as_trained(h_BD: Tensor) -> Tensor:
+        return torch.eye(CLASSES)[[int(known[tuple(row.tolist())]) for row in h_BD]]
+
+    def fit(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return logistic_regression(h, y, CLASSES, penalty=penalty)
+
+    return is_worth_it(as_trained, fit(h, y), fit, h, y)
+
+
+def test_it_is_worth_it_unless_other_samples_say_no() -> None:
+    h, y, _ = samples(400, 10, 2.0)
+    weight, bias = logistic_regression(h, y, CLASSES)
+    fitted = int(((h.double() @ weight.T + bias).argmax(1) != y).sum())
+    assert 100 < fitted < 200
+    assert worth(h, y, 2 * fitted)
+    assert worth(h, y, fitted)  # about as good
+    assert worth(h, y, fitted - 1)  # learned by heart
+
+
+def test_a_fit_that_learned_few_samples_by_heart_is_not_taken() -> None:
+    """Many features of few samples, as after one look at augmented images: all right, and useless elsewhere."""
+    h, y, _ = samples(80, 400, 8.0)
+    weight, bias = logistic_regression(h, y, CLASSES)
+    assert ((h.double() @ weight.T + bias).argmax(1) == y).all()
+    _, held = held_out_errors(
+        lambda h: h[:, :CLASSES], lambda *part: logistic_regression(*part, CLASSES), h, y
+    )
+    assert held > 20
+    for wrong in range(1, 40):
+        assert worth(h, y, wrong) is (held <= wrong + 2 * wrong**0.5)
+
+
+def test_a_training_that_learned_its_samples_by_heart_is_replaced() -> None:
+    h, y, _ = samples(400, 10, 2.0)
+    assert worth(h, y, 0)
+
+
+def test_of_many_samples_a_part_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, y, _ = samples(400, 10, 2.0)
+    fits = []
+
+    def fit(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        fits.append(torch.bincount(y).tolist())
+        return logistic_regression(h, y, CLASSES)
+
+    for enough, folds in ((1, 1), (101, 2), (400, 4), (8192, 4)):
+        monkeypatch.setattr("protoseam.seam.last_step._ENOUGH", enough)
+        fits.clear()
+        held_out_errors(lambda h: h[:, :CLASSES], fit, h, y)
+        assert fits == folds * [[75] * CLASSES]
 
 
 @pytest.mark.parametrize("covariance", [ps.ExactCovariance, ps.RunningCovariance, ps.IsotropicCovariance])
-def test_a_classifier_that_is_about_as_good_stays(covariance: type[ps.AbstractCovariance]) -> None:
+def test_a_classifier_that_is_not_worth_replacing_stays(
+    covariance: type[ps.AbstractCovariance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protoseam.seam.last_step.is_worth_it", lambda *_: False)
     net, without = (trained(covariance=covariance(), refit=refit) for refit in (True, False))
     net.refit_head(DATA)
     without.load_state_dict(net.state_dict())

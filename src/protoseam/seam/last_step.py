@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protoseam.core.logistic import logistic_regression
+from protoseam.core.logistic import Reduce, logistic_regression
 from protoseam.core.precision import at_least_float32
 from protoseam.errors import ArgumentError
 from protoseam.seam.bounding import inputs_of
@@ -28,7 +28,9 @@ from protoseam.seam.processes import all_reduce, broadcast, world_size
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = ["FeatureReader", "can_fit", "embedded", "fit_classifier", "is_worth_it"]
+__all__ = ["FeatureReader", "can_fit", "embedded", "fit_classifier", "held_out_errors", "is_worth_it"]
+
+Classifier = tuple[Tensor, Tensor]  # weight_CD and bias_C
 
 _MOST = 2**26  # features times samples, 512 MiB as double; ImageNet's are 40 times as many
 _MOST_WORK = (
@@ -36,7 +38,9 @@ _MOST_WORK = (
 )  # samples times classes times features: minutes on a CPU; CIFAR-100 with 512 features takes half
 _EXPONENTIAL = 64  # what a logit costs beside its product, in features
 _CLOSE = 1e-2  # bf16 rounds to 2⁻⁸
-_CLEARLY = 1 / 8  # benchmarks/last_step.py
+_FOLDS = 4
+_ENOUGH = 8192  # errors on so many held-out samples are known to half a point
+_DEVIATIONS = 2  # chance makes √E more or fewer of E errors
 _ROWS = 8192  # logits of so many samples at a time
 
 
@@ -120,26 +124,20 @@ def fit_classifier(
         return False
     # Between 1/n and their share of the samples, as N2 stands in fact when classes weigh 1/n in its loss.
     weights_C = count_C.double().rsqrt() if net.class_weights == "uniform" else None
-    weight_CD, bias_C = logistic_regression(
-        h_ND, y_N, net.num_classes, class_weights=weights_C, rank=net.dim, reduce=reduce
-    )
+
+    def fit(h_ND: Tensor, y_N: Tensor) -> tuple[Tensor, Tensor]:
+        return logistic_regression(
+            h_ND, y_N, net.num_classes, class_weights=weights_C, rank=net.dim, reduce=reduce
+        )
+
+    def as_trained(h_BD: Tensor) -> Tensor:
+        return net.head(_through(last, h_BD).to(count_C.device))
+
+    weight_CD, bias_C = fit(h_ND, y_N)
     if not (bool(weight_CD.any()) and bool(weight_CD.isfinite().all())):
         return False
-    if not always:
-
-        def as_trained(h_BD: Tensor) -> Tensor:
-            return net.head(_through(last, h_BD).to(count_C.device))
-
-        def as_fitted(h_BD: Tensor) -> Tensor:
-            return F.linear(h_BD.double(), weight_CD, bias_C)
-
-        wrong = torch.stack(
-            [_errors(answer, h_ND, y_N).to(count_C.device) for answer in (as_trained, as_fitted)]
-        )
-        if reduce is not None:
-            reduce(wrong)
-        if not is_worth_it(*wrong.tolist()):
-            return False
+    if not always and not is_worth_it(as_trained, (weight_CD, bias_C), fit, h_ND, y_N, reduce):
+        return False
     weight_CD, bias_C = weight_CD.to(count_C.device), bias_C.to(count_C.device)
     if last is None:
         _set(net.n2, weight_CD, bias_C)
@@ -148,14 +146,59 @@ def fit_classifier(
     return True
 
 
-def is_worth_it(trained: int, fitted: int) -> bool:
-    """Whether to replace a trained classifier by one fitted to the training samples, by how many each gets wrong.
+def is_worth_it(
+    as_trained: Callable[[Tensor], Tensor],
+    fitted: Classifier,
+    fit: Callable[[Tensor, Tensor], Classifier],
+    h_ND: Tensor,
+    y_N: Tensor,
+    reduce: Reduce | None = None,
+) -> bool:
+    """Whether to replace a trained classifier by one fitted to the training samples.
 
-    Clearly fewer, by an eighth and by more than chance: the trained one has not learned enough. More, though it was
-    fitted to these very samples: the trained one has learned them by heart. Else the trained one stays, which learned
-    from Gaussians: after long schedules it is better on other samples (docs/method-card.md).
+    Yes if the fitted one makes more errors on the very samples it was fitted to: the trained one has learned them by
+    heart. Else no if fits to three quarters of the samples make clearly more errors on the others than the trained
+    classifier does, though that one has seen them: the fit itself learns these samples by heart, as with few samples,
+    many features, or augmented images, of which the trained classifier has seen many forms and the fit one.
     """
-    return fitted > trained or trained - fitted > max(_CLEARLY * trained, math.sqrt(trained))
+    trained, now = _errors(h_ND, y_N, reduce, as_trained, _answers(*fitted))
+    if now > trained:
+        return True
+    trained, held = held_out_errors(as_trained, fit, h_ND, y_N, reduce)
+    return held <= trained + _DEVIATIONS * math.sqrt(max(1, trained))
+
+
+def held_out_errors(
+    as_trained: Callable[[Tensor], Tensor],
+    fit: Callable[[Tensor, Tensor], Classifier],
+    h_ND: Tensor,
+    y_N: Tensor,
+    reduce: Reduce | None = None,
+) -> tuple[int, int]:
+    """Errors of the trained classifier, and of fits to three quarters of the samples on the others.
+
+    Each sample is left out once; of many samples, as many quarters are as hold ``_ENOUGH``.
+    """
+    fold_N = _folds(y_N)
+    total = torch.tensor(float(len(y_N)), device=h_ND.device)
+    if reduce is not None:
+        reduce(total)
+    trained = held = 0
+    for fold in range(min(_FOLDS, math.ceil(_FOLDS * _ENOUGH / float(total)))):
+        out_N = fold_N == fold
+        classifier = fit(h_ND[~out_N], y_N[~out_N])
+        found = _errors(h_ND[out_N], y_N[out_N], reduce, as_trained, _answers(*classifier))
+        trained, held = trained + found[0], held + found[1]
+    return trained, held
+
+
+def _folds(y_N: Tensor) -> Tensor:
+    """A quarter for each sample, by chance, with each class in all of them as evenly as can be."""
+    order_N = torch.randperm(len(y_N), generator=torch.Generator().manual_seed(0)).to(y_N.device)
+    order_N = order_N[y_N[order_N].argsort(stable=True)]
+    fold_N = torch.empty_like(order_N)
+    fold_N[order_N] = torch.arange(len(y_N), device=y_N.device) % _FOLDS
+    return fold_N
 
 
 def embedded(last: nn.Linear | None, h_ND: Tensor) -> Tensor:
@@ -169,12 +212,24 @@ def _through(last: nn.Linear | None, h_ND: Tensor) -> Tensor:
     return F.linear(h_ND, last.weight.to(h_ND), None if last.bias is None else last.bias.to(h_ND))
 
 
-def _errors(answer: Callable[[Tensor], Tensor], h_ND: Tensor, y_N: Tensor) -> Tensor:
-    parts = zip(h_ND.split(_ROWS), y_N.split(_ROWS), strict=True)
-    return torch.stack([(answer(h).argmax(1).to(y.device) != y).sum() for h, y in parts]).sum()
+def _answers(weight_CD: Tensor, bias_C: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda h_BD: F.linear(h_BD.double(), weight_CD, bias_C)
 
 
-def _class_means(h_ND: Tensor, y_N: Tensor, count_C: Tensor, reduce: Any) -> Tensor:
+def _errors(
+    h_ND: Tensor, y_N: Tensor, reduce: Reduce | None, *answers: Callable[[Tensor], Tensor]
+) -> list[int]:
+    """How many samples, of all processes, each of these classifiers gets wrong."""
+    wrong = torch.zeros(len(answers), dtype=torch.float64, device=h_ND.device)
+    for h_BD, y_B in zip(h_ND.split(_ROWS), y_N.split(_ROWS), strict=True):
+        for i, answer in enumerate(answers):
+            wrong[i] += (answer(h_BD).argmax(1).to(y_B.device) != y_B).sum()
+    if reduce is not None:
+        reduce(wrong)
+    return [int(n) for n in wrong.tolist()]
+
+
+def _class_means(h_ND: Tensor, y_N: Tensor, count_C: Tensor, reduce: Reduce | None) -> Tensor:
     sum_CD = h_ND.new_zeros(len(count_C), h_ND.shape[1], dtype=torch.float64)
     sum_CD = sum_CD.index_add_(0, y_N, h_ND.double()).to(count_C.device)
     if reduce is not None:
