@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from toys import CLASSES, FEATURES, HIDDEN, Batch, batches, lifted, network, same, sgd, step
 
 import protoseam as ps
@@ -190,7 +191,9 @@ def test_n2_alone_is_fitted_where_no_linear_ends_n1_or_it_is_frozen() -> None:
     halves = ps.lift((n1, nn.Linear(HIDDEN, CLASSES)), covariance=shared, probe=X[:4])
     halves.initialize(DATA)
     halves.set_progress(0, 1)
-    for net in map(spoiled, (frozen, trained(Averaging(), dim=5), halves.eval())):
+    wrapped = trained(dim=5)
+    wrapped.n1[-1] = weight_norm(wrapped.n1[-1])  # whose weight is computed anew in each forward
+    for net in map(spoiled, (frozen, wrapped, trained(Averaging(), dim=5), halves.eval())):
         z, prototypes = net.embed(X).detach(), net.prototypes.detach().clone()
         net.refresh(DATA)
         assert torch.equal(net.embed(X), z)
@@ -203,16 +206,17 @@ def test_n2_alone_is_fitted_where_no_linear_ends_n1_or_it_is_frozen() -> None:
 
 @pytest.mark.filterwarnings("ignore:class 0 has no sample")
 def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    without, frozen, deep, many, long, own = (
+    without, frozen, deep, many, long, wrapped, own = (
         spoiled(net)
         for net in (
             trained(refit=False),
-            *(trained() for _ in range(4)),
+            *(trained() for _ in range(5)),
             trained(loss_fn=nn.MultiMarginLoss(reduction="none")),
         )
     )
     frozen.n2.requires_grad_(False)
     deep.n2 = nn.Sequential(deep.n2)
+    wrapped.n2 = weight_norm(wrapped.n2)
     few = [(x[y > 0], y[y > 0]) for x, y in DATA]
     absent = lifted(init="random")
     absent.initialize(few)
@@ -221,7 +225,7 @@ def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         for p in equal.n1[:-1].parameters():
             p.zero_()
-    nets = without, frozen, deep, own, absent, many, long
+    nets = without, frozen, deep, wrapped, own, absent, many, long
     limits = {many: ("_MOST", len(X) * HIDDEN), long: ("_MOST_WORK", len(X) * CLASSES * (HIDDEN + 64))}
     for net in nets:
         before = {name: p.clone() for name, p in net.named_parameters()}

@@ -73,7 +73,7 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
             "then lift it"
         )
     lost = []
-    if is_parametrized(layer) or not _is_plain(layer):
+    if is_parametrized(layer) or not is_plain(layer):
         lost.append(f"what {type(layer).__name__} computes beyond Wx + b")
     if layer._forward_hooks or layer._forward_pre_hooks:
         lost.append("its hooks")
@@ -91,7 +91,7 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
 
 
 @torch.no_grad()
-def _is_plain(layer: nn.Linear) -> bool:
+def is_plain(layer: nn.Linear) -> bool:
     """Whether it computes Wx + b, whatever its class: timm's Linear has a forward of its own that does."""
     if any(name not in ("weight", "bias") for name, _ in layer.named_parameters()):
         return False

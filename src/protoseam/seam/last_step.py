@@ -20,7 +20,7 @@ from protoseam.core.logistic import Reduce, logistic_regression
 from protoseam.core.precision import at_least_float32
 from protoseam.errors import ArgumentError
 from protoseam.seam.bounding import inputs_of
-from protoseam.seam.classifier import last_linear
+from protoseam.seam.classifier import is_plain, last_linear
 from protoseam.seam.guards import name_some
 from protoseam.seam.heads import can_refit
 from protoseam.seam.processes import all_reduce, broadcast, world_size
@@ -63,13 +63,13 @@ class FeatureReader:
         net: the network; it should be in eval mode.
 
     Attributes:
-        last: the Linear that ends N1 and may change; None if there is none, or N1 goes on behind it.
+        last: the plain Linear that ends N1 and may change; None if there is none, or N1 goes on behind it.
     """
 
     def __init__(self, net: LiftedNetwork) -> None:
         self.net, self._proved = net, False
         last = last_linear(net.n1, net.seam_layer)
-        free = last is not None and all(p.requires_grad for p in last.parameters())
+        free = last is not None and is_plain(last) and all(p.requires_grad for p in last.parameters())
         self.last: nn.Linear | None = last if free and len(net.seam_shape) == 1 else None
 
     def __call__(self, x: Any) -> Tensor:
