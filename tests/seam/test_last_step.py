@@ -226,7 +226,8 @@ def test_nothing_changes_where_that_makes_no_sense(monkeypatch: pytest.MonkeyPat
         for p in equal.n1[:-1].parameters():
             p.zero_()
     nets = without, frozen, deep, wrapped, own, absent, many, long
-    limits = {many: ("_MOST", len(X) * HIDDEN), long: ("_MOST_WORK", len(X) * CLASSES * (HIDDEN + 64))}
+    least = 10 * CLASSES * CLASSES * (HIDDEN + 64)  # ten samples of each class
+    limits = {many: ("_MOST", len(X) * HIDDEN), long: ("_MOST_WORK", least)}
     for net in nets:
         before = {name: p.clone() for name, p in net.named_parameters()}
         with monkeypatch.context() as limit:
@@ -282,6 +283,24 @@ def test_the_data_is_swept_once() -> None:
 
     net.refresh(Data())
     assert len(swept) == 1
+
+
+def test_of_more_samples_than_a_fit_can_take_it_takes_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = spoiled(trained())
+    most = 10 * CLASSES + 3  # of 64
+    monkeypatch.setattr("protoseam.seam.last_step._MOST_WORK", most * CLASSES * (HIDDEN + 64))
+    taken = []
+    fit = logistic_regression
+
+    def watched(h: Tensor, y: Tensor, *more: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        taken.append(torch.bincount(y).tolist())
+        return fit(h, y, *more, **options)
+
+    monkeypatch.setattr("protoseam.seam.last_step.logistic_regression", watched)
+    net.refresh(DATA)
+    assert sum(taken[0]) == most
+    assert max(taken[0]) - min(taken[0]) <= 1
+    assert (net(X).argmax(1) == Y).double().mean() > 0.9
 
 
 def test_embeddings_alone_leave_the_classifier_as_it_was() -> None:

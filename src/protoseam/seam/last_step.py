@@ -37,6 +37,7 @@ _MOST_WORK = (
     2**32
 )  # samples times classes times features: minutes on a CPU; CIFAR-100 with 512 features takes half
 _EXPONENTIAL = 64  # what a logit costs beside its product, in features
+_EACH = 10  # samples of a class, on average, below which a fit to a part of the data is not tried
 _CLOSE = 1e-2  # bf16 rounds to 2⁻⁸
 _FOLDS = 4
 _ENOUGH = 8192  # errors on so many held-out samples are known to half a point
@@ -52,8 +53,12 @@ def can_fit(net: LiftedNetwork) -> bool:
     rows = (
         samples if world_size() == 1 else max(samples, features)
     )  # several processes share the features' products
-    work = samples * net.num_classes * (features + _EXPONENTIAL)
-    return net.loss_fn is None and can_refit(net) and rows * features <= _MOST and work <= _MOST_WORK
+    enough = _affordable(net.num_classes, features) >= _EACH * net.num_classes
+    return net.loss_fn is None and can_refit(net) and rows * features <= _MOST and enough
+
+
+def _affordable(classes: int, features: int) -> int:
+    return _MOST_WORK // (classes * (features + _EXPONENTIAL))
 
 
 class FeatureReader:
@@ -112,6 +117,7 @@ def fit_classifier(
         always: fit even where :func:`is_worth_it` says no, and refuse data in which a class is missing.
     """
     reduce = all_reduce()
+    h_ND, y_N = _part(h_ND, y_N, net.num_classes)
     count_C = torch.bincount(y_N, minlength=net.num_classes).to(net.prototypes.device)
     if reduce is not None:
         reduce(count_C)
@@ -194,11 +200,25 @@ def held_out_errors(
 
 def _folds(y_N: Tensor) -> Tensor:
     """A quarter for each sample, by chance, with each class in all of them as evenly as can be."""
-    order_N = torch.randperm(len(y_N), generator=torch.Generator().manual_seed(0)).to(y_N.device)
-    order_N = order_N[y_N[order_N].argsort(stable=True)]
+    order_N = _by_class(y_N)
     fold_N = torch.empty_like(order_N)
     fold_N[order_N] = torch.arange(len(y_N), device=y_N.device) % _FOLDS
     return fold_N
+
+
+def _part(h_ND: Tensor, y_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Of more samples than a fit can take, a part by chance, of each class as much as of all."""
+    N, most = len(y_N), max(_EACH * num_classes, _affordable(num_classes, h_ND.shape[1]))
+    if most >= N:
+        return h_ND, y_N
+    rows = _by_class(y_N)[torch.arange(most, device=y_N.device) * N // most]
+    return h_ND[rows], y_N[rows]
+
+
+def _by_class(y_N: Tensor) -> Tensor:
+    """The rows of each class after the other, each in an order by chance."""
+    order_N = torch.randperm(len(y_N), generator=torch.Generator().manual_seed(0)).to(y_N.device)
+    return order_N[y_N[order_N].argsort(stable=True)]
 
 
 def embedded(last: nn.Linear | None, h_ND: Tensor) -> Tensor:
