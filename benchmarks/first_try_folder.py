@@ -2,9 +2,11 @@
 
     python benchmarks/first_try_folder.py shapes                     # about five minutes on two cores
     python benchmarks/first_try_folder.py photos --data_root DIR     # about twenty; needs CIFAR-10
+    python benchmarks/first_try_folder.py unbalanced --data_root DIR # about three; needs CIFAR-10
 
 *shapes*: five shapes in random colours, places and sizes with noise, 60 images of 48×48 each. *photos*: 200 pictures
-each of four classes of CIFAR-10, brought to random sizes. Results go to results/first_try/TASK.jsonl.
+each of four classes of CIFAR-10, brought to random sizes. *unbalanced*: 320, 24 and 8 pictures of three classes, and a
+test part with 250 of each. Results go to results/first_try/TASK.jsonl.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from protoseam.lab.data.loading import load
 RESULTS = Path(__file__).parents[1] / "results" / "first_try"
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 PHOTOS = ("airplane", "automobile", "cat", "ship")
+UNBALANCED = {"cat": 320, "dog": 24, "ship": 8}
 
 
 def draw(shape: str, rng: np.random.Generator) -> Image.Image:
@@ -75,6 +78,20 @@ def photos(folder: Path, data_root: Path | None) -> None:
             image.save(folder / name / f"{i}.{'png' if i % 2 else 'jpg'}")
 
 
+def unbalanced(folder: Path, data_root: Path | None) -> None:
+    data = load("cifar10", data_root)
+    for name, few in UNBALANCED.items():
+        c = list(data.classes).index(name)
+        parts = (
+            ("train", data.train_images, data.train_labels, few),
+            ("test", data.test_images, data.test_labels, 250),
+        )
+        for part, images, labels, count in parts:
+            (folder / part / name).mkdir(parents=True)
+            for row in np.flatnonzero(labels == c)[:count]:
+                Image.fromarray(np.asarray(images[row])).save(folder / part / name / f"{row}.png")
+
+
 # the folder, the settings of all its runs, and those of each row
 TASKS = {
     "shapes": (
@@ -87,6 +104,7 @@ TASKS = {
         ["--epochs", "60", "--image_size", "64"],
         [{"optim.weight_decay": decay} for decay in (0.01, 0.3, 3.0)],
     ),
+    "unbalanced": (unbalanced, ["--epochs", "30"], [{}]),
 }
 
 

@@ -1,7 +1,7 @@
 """Tasks and networks that no default was chosen on: small, made, shipped with scikit-learn, or parts of CIFAR.
 
-Data in: a seed; data out: ``first_try_tasks.Task``. CIFAR is read from ``$PROTOSEAM_DATA/cifar10`` and
-``$PROTOSEAM_DATA/cifar100``: ``train_images.npy`` and ``test_images.npy`` (uint8, N×32×32×3), ``train_labels.npy`` and
+Data in: a seed; data out: ``first_try_tasks.Task``. Photographs are read from ``$PROTOSEAM_DATA/cifar10``, ``cifar100``
+and ``fashion_mnist``: ``train_images.npy`` and ``test_images.npy`` (uint8, N×H×W×channels), ``train_labels.npy`` and
 ``test_labels.npy``.
 """
 
@@ -18,7 +18,7 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 
-def _cifar(name: str, classes: int, train: int, seed: int) -> Task:
+def _photos(name: str, classes: int, train: int, seed: int) -> Task:
     """``train`` training images of the first classes, drawn by the seed, and 2,000 test images of them."""
     folder = Path(os.environ["PROTOSEAM_DATA"]) / name
     draw = np.random.default_rng(seed)
@@ -34,12 +34,27 @@ def _cifar(name: str, classes: int, train: int, seed: int) -> Task:
 
 def cifar10(seed: int) -> Task:
     """4,000 training images."""
-    return _cifar("cifar10", 10, 4000, seed)
+    return _photos("cifar10", 10, 4000, seed)
 
 
 def cifar100_20(seed: int) -> Task:
     """The first twenty classes of CIFAR-100, 4,000 training images."""
-    return _cifar("cifar100", 20, 4000, seed)
+    return _photos("cifar100", 20, 4000, seed)
+
+
+def cifar10_600(seed: int) -> Task:
+    """600 training images."""
+    return _photos("cifar10", 10, 600, seed)
+
+
+def fashion(seed: int) -> Task:
+    """Fashion-MNIST, 2,000 training images."""
+    return _photos("fashion_mnist", 10, 2000, seed)
+
+
+def fashion_200(seed: int) -> Task:
+    """200 training images."""
+    return _photos("fashion_mnist", 10, 200, seed)
 
 
 def waves(seed: int) -> Task:
@@ -158,11 +173,43 @@ def five_each(seed: int) -> Task:
     return Task(data[first], labels[first], data[rest], labels[rest], 12)
 
 
+def spirals(seed: int) -> Task:
+    """Three noisy spiral arms in two dimensions."""
+    draw = np.random.default_rng(18)
+    y = draw.integers(3, size=2000)
+    t = draw.uniform(0.2, 1, size=2000)
+    angle = 2 * np.pi * (y / 3 + 1.5 * t)
+    x = np.stack([t * np.cos(angle), t * np.sin(angle)], 1) + 0.03 * draw.normal(size=(2000, 2))
+    return _split(x, y, 600, seed, standardise=True)
+
+
+def shells(seed: int) -> Task:
+    """Four classes by the distance from the centre, in ten dimensions: they touch."""
+    x, y = datasets.make_gaussian_quantiles(n_samples=4000, n_features=10, n_classes=4, random_state=19)
+    return _split(x, y, 2000, seed, standardise=True)
+
+
+def fifty(seed: int) -> Task:
+    """Fifty Gaussian classes in 16 dimensions that overlap a little, forty training samples each."""
+    x, y = datasets.make_blobs(4000, 16, centers=50, cluster_std=5.0, center_box=(-10, 10), random_state=20)
+    return _split(x, y, 2000, seed, standardise=True)
+
+
+def motifs(seed: int) -> Task:
+    """Noise of 96 values in which one of five motifs stands somewhere."""
+    draw = np.random.default_rng(21)
+    shapes, y = draw.normal(size=(5, 12)), draw.integers(5, size=3000)
+    x = 0.7 * draw.normal(size=(3000, 1, 96))
+    for i, start in enumerate(draw.integers(84, size=3000)):
+        x[i, 0, start : start + 12] += shapes[y[i]]
+    return _split(x, y, 1500, seed, standardise=False)
+
+
 TASKS: dict[str, Callable[[int], Task]] = {
     f.__name__: f
     for f in (
         cifar10, cifar100_20, waves, tokens, tabular3, tabular8, tabular30, wrong_labels, moons, skewed, iris, forest,
-        diabetes, five_each,
+        diabetes, five_each, cifar10_600, fashion, fashion_200, spirals, shells, fifty, motifs,
     )
 }  # fmt: skip
 
@@ -202,6 +249,14 @@ def vgg(task: Task) -> nn.Module:
         ]
         layers += [nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, task.classes))
+
+
+def lenet(task: Task) -> nn.Module:
+    """Two convolutions with tanh, dropout, two dense layers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 12, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(12, 24, 5), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(600, 84), nn.Tanh(), nn.Dropout(0.2), nn.Linear(84, task.classes),
+    )  # fmt: skip
 
 
 def depthwise(task: Task) -> nn.Module:
@@ -344,6 +399,7 @@ def small_mlp(task: Task) -> nn.Module:
 NETWORKS: dict[str, Callable[[Task], nn.Module]] = {
     f.__name__: f
     for f in (
-        resnet_gn, vgg, depthwise, mixer, timm_resnet10t, cnn1d, two_part, gru, encoder, mlp_ln, wide_tanh, small_mlp,
+        resnet_gn, vgg, lenet, depthwise, mixer, timm_resnet10t, cnn1d, two_part, gru, encoder, mlp_ln, wide_tanh,
+        small_mlp,
     )
 }  # fmt: skip
