@@ -109,8 +109,13 @@ def test_more_classes_than_features_and_more_features_than_samples() -> None:
     wide = torch.randn(20, 30, generator=g)
     x = standard(wide)
     penalty = float(effective_dimension(x.T @ x)) / 40
-    expected, _ = logistic_regression(wide, y[:20], 9, penalty=penalty)
+    expected, bias = logistic_regression(wide, y[:20], 9, penalty=penalty)
     assert torch.allclose(logistic_regression(wide, y[:20], 9)[0], expected)
+    plain, shift = logistic_regression(
+        wide, y[:20], 9, penalty=penalty, reduce=lambda t: None
+    )  # as one of many
+    assert torch.allclose(expected, plain, atol=1e-4)
+    assert torch.allclose(wide.double() @ plain.T + shift, wide.double() @ expected.T + bias, atol=1e-4)
 
 
 def test_a_short_memory_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +137,10 @@ def test_constant_features_and_blocks_change_nothing(monkeypatch: pytest.MonkeyP
     assert torch.allclose(logistic_regression(h, y, C)[0], weight, rtol=1e-6)
 
 
-def test_equal_features_leave_the_frequencies() -> None:
+@pytest.mark.parametrize("features", [D, 2 * N])
+def test_equal_features_leave_the_frequencies(features: int) -> None:
     _, y = data()
-    weight, bias = logistic_regression(torch.full((N, D), 3.0), y, C)
+    weight, bias = logistic_regression(torch.full((N, features), 3.0), y, C)
+    assert weight.shape == (C, features)
     assert not weight.any()
     assert torch.allclose(bias.softmax(0), torch.bincount(y, minlength=C).double() / N, atol=1e-6)

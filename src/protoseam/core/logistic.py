@@ -93,11 +93,15 @@ def logistic_regression(
     varies_D = scale_D > _CONSTANT * scale_D.max()
     scale_D = torch.where(varies_D, scale_D, 1.0)
     x_ND = x_ND.div_(scale_D).mul_(varies_D)
-    if penalty is None:  # either product has the same trace and norm
-        wide = reduce is None and x_ND.shape[0] < x_ND.shape[1]
-        product = x_ND @ x_ND.T if wide else x_ND.T @ x_ND
+    wide = reduce is None and x_ND.shape[0] < x_ND.shape[1]
+    if wide or penalty is None:
+        product = x_ND @ x_ND.T if wide else x_ND.T @ x_ND  # of one trace and norm
         add(product)
+    if penalty is None:
         penalty = float(effective_dimension(product) / (2 * count))
+    back = None
+    if wide:  # no weight leaves the span of the samples, in which as many coordinates do
+        x_ND, back = _in_their_span(x_ND, product)
     weight_C = torch.ones(num_classes) if class_weights is None else class_weights
     weight_N = weight_C.to(x_ND)[y_N]
     total = weight_N.sum()
@@ -106,8 +110,16 @@ def logistic_regression(
     weight_CD, bias_C = _minimise(problem, num_classes)
     if rank is not None and rank < min(num_classes - 1, x_ND.shape[1]):
         weight_CD, bias_C = _minimise(problem, num_classes, _main_directions(problem, weight_CD, rank))
-    weight_CD = weight_CD / scale_D
+    weight_CD = (weight_CD if back is None else weight_CD @ back) / scale_D
     return weight_CD, bias_C - weight_CD @ mean_D
+
+
+def _in_their_span(x_ND: Tensor, gram_NN: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples in orthonormal coordinates of their span, ``(N, R)``, and the axes of these, ``(R, D)``."""
+    size_N, vectors_NN = torch.linalg.eigh(gram_NN)
+    kept = size_N > _CONSTANT**2 * size_N[-1]
+    length_R, vectors_NR = size_N[kept].sqrt(), vectors_NN[:, kept]
+    return vectors_NR * length_R, (vectors_NR / length_R).T @ x_ND
 
 
 def _main_directions(problem: _Problem, weight_CD: Tensor, rank: int) -> Tensor:
@@ -131,7 +143,7 @@ def _minimise(
     D = problem.x_ND.shape[1]
     q_RD = problem.x_ND.new_zeros(num_classes if directions_CR is None else directions_CR.shape[1], D)
     bias_C = problem.x_ND.new_zeros(num_classes)
-    history = min(_STEPS, max(10, _HISTORY_ELEMENTS // q_RD.numel()))
+    history = min(_STEPS, max(10, _HISTORY_ELEMENTS // max(1, q_RD.numel())))
     solver = torch.optim.LBFGS(
         [q_RD, bias_C], max_iter=_STEPS, history_size=history, line_search_fn="strong_wolfe"
     )
