@@ -190,9 +190,8 @@ class RunningCovariance(AbstractCovariance):
 
     def refresh(self, z_NK: Tensor | None, y_N: Tensor | None, reduce: Reduce | None) -> Refreshed:
         parts = self._pooled(reduce)
-        if (
-            z_NK is not None
-        ):  # an epoch of mixed targets left nothing to observe; after the last step the data tells
+        # an epoch of mixed targets left nothing to observe; after the last step the data tells
+        if z_NK is not None:
             C = len(self._moments(0).count_C)
             return _refresh_exactly(self.factors, z_NK, y_N, C, self.floor, self.structure, reduce)
         whole = parts[0] if self.halves == 1 else merge_moments(*parts)

@@ -33,9 +33,7 @@ __all__ = ["FeatureReader", "can_fit", "embedded", "fit_classifier", "held_out_e
 Classifier = tuple[Tensor, Tensor]  # weight_CD and bias_C
 
 _MOST = 2**26  # features times samples, 512 MiB as double; ImageNet's are 40 times as many
-_MOST_WORK = (
-    2**32
-)  # samples times classes times features: minutes on a CPU; CIFAR-100 with 512 features takes half
+_MOST_WORK = 2**32  # samples times classes times features: minutes on a CPU; all of CIFAR-100 is about half
 _EXPONENTIAL = 64  # what a logit costs beside its product, in features
 _EACH = 10  # samples of a class, on average, below which a fit to a part of the data is not tried
 _CLOSE = 1e-2  # bf16 rounds to 2⁻⁸
@@ -50,9 +48,8 @@ def can_fit(net: LiftedNetwork) -> bool:
     last = last_linear(net.n1, net.seam_layer)
     features = net.dim if last is None else last.in_features
     samples = net._checks.samples / world_size()
-    rows = (
-        samples if world_size() == 1 else max(samples, features)
-    )  # several processes share the features' products
+    # several processes share products of features
+    rows = samples if world_size() == 1 else max(samples, features)
     enough = _affordable(net.num_classes, features) >= _EACH * net.num_classes
     return net.loss_fn is None and can_refit(net) and rows * features <= _MOST and enough
 
