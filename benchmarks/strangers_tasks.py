@@ -241,13 +241,8 @@ def vgg(task: Task) -> nn.Module:
     """Convolutions and ReLU without any norm, two dense layers."""
     layers: list[nn.Module] = []
     for wide, out in ((3, 16), (16, 32), (32, 64)):
-        layers += [
-            nn.Conv2d(wide, out, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(out, out, 3, padding=1),
-            nn.ReLU(),
-        ]
-        layers += [nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(wide, out, 3, padding=1), nn.ReLU(), nn.Conv2d(out, out, 3, padding=1)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, task.classes))
 
 
