@@ -236,7 +236,8 @@ class Lifted(LiftedNetwork):
         """Fit the classifier now; N2 must be one Linear with a bias.
 
         With the training data that is the step that :meth:`refresh` may take after the last epoch: N2 and the Linear
-        that ends N1 become one classifier on N1's features, and prototypes and Σ̃ follow. Without data N2 alone becomes
+        that ends N1 become one classifier on N1's features, and prototypes and Σ̃ follow. It is not compared with the
+        trained one: with few samples keep what is better on held-out data. Without data N2 alone becomes
         the linear discriminant of the prototypes and the pooled Σ̃ as now estimated: for a head that has had too few
         steps.
 
