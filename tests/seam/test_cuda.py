@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ import torch
 from toys import batches, lifted, sgd, train
 
 import protoseam as ps
+from protoseam.seam.graphs import Graphs
 
 pytestmark = pytest.mark.cuda
 
@@ -99,6 +101,69 @@ def test_a_step_can_be_captured(make: Callable[[], ps.AbstractCovariance]) -> No
     gradient = net.prototypes.grad.clone()
     assert torch.allclose(replayed, net(*loader[1]).consensus, rtol=1e-5)
     assert gradient.isfinite().all()
+
+
+@each_estimator
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_replayed_gradients_are_those_of_the_pieces(
+    make: Callable[[], ps.AbstractCovariance], optimizer: str
+) -> None:
+    """In every step of two epochs, with one rate after the other: N1's, N2's and the prototypes'."""
+    net = lifted(covariance=make(), refit=False).cuda()
+    loader = data()
+    net.initialize(loader)
+    chosen = {"sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9), "adamw": torch.optim.AdamW}
+    trained = chosen[optimizer](net.param_groups(lr=0.5 if optimizer == "sgd" else 0.01))
+    for epoch in range(2):
+        net.set_progress(epoch, 2, lr=0.5)
+        for x, y in [*loader, (loader[0][0][:5], loader[0][1][:5])]:
+            other = copy.deepcopy(net)
+            other._bounds = net._bounds
+            torch.manual_seed(7)
+            net.zero_grad()
+            terms = net.backward(x, y)
+            torch.manual_seed(7)
+            other.zero_grad()
+            torch.testing.assert_close(terms, other.backward(x, y, capture=False), rtol=1e-5, atol=1e-6)
+            for (name, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6, msg=name)
+            for (name, a), b in zip(net.state_dict().items(), other.state_dict().values(), strict=True):
+                torch.testing.assert_close(a, b, msg=name)
+            for group in trained.param_groups:
+                group["lr"] *= 1.1
+            trained.step()
+        net.refresh(loader)
+    assert any(graph._replay for graph in net._graphs._graphs.values())
+
+
+def test_a_replayed_step_draws_new_noise_and_makes_no_sync(request: pytest.FixtureRequest) -> None:
+    net, noise = lifted().cuda(), torch.Generator("cuda").manual_seed(1)
+    x, y = data()[0]
+    found = []
+    for step in range(5):
+        if step == 3:
+            request.getfixturevalue("no_sync")
+        net.zero_grad()
+        found.append(net.backward(x, y, generator=noise, casting=autocast).classification)
+    torch.cuda.set_sync_debug_mode("default")
+    assert len({float(value) for value in found}) == 5
+    assert noise.initial_seed() == 1
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cuda", torch.bfloat16)
+
+
+def test_work_that_cannot_be_captured_is_refused_in_words() -> None:
+    graphs, x = Graphs(), torch.ones(2).cuda()
+
+    def run() -> list[torch.Tensor]:
+        return graphs.run(lambda x: [x * x.sum().item()], [x], reads=[], kind=0)
+
+    assert len(run()) == 1
+    with pytest.raises(ps.SeamError, match=r"capture=False"):
+        run()
+    torch.cuda.synchronize()
 
 
 def test_under_autocast_the_terms_are_float32() -> None:

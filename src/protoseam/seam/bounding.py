@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,27 @@ from protoseam.seam.processes import all_reduce, world_size
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = ["GradientBounds", "bounded", "inputs_of", "last_curvature"]
+__all__ = [
+    "GradientBounds",
+    "Rates",
+    "body_factor",
+    "bounded",
+    "inputs_of",
+    "last_curvature",
+    "limit_seam",
+    "norms",
+    "positive",
+]
 
 _LEAST = 1e-12  # a factor that is undone when gradients accumulate must not be 0
+
+
+class Rates(NamedTuple):
+    """What limits depend on besides the gradients: the rates of N1 and of the seam, and :func:`batch_share`."""
+
+    lr: float | Tensor
+    seam_lr: float | Tensor
+    share: float | Tensor
 
 
 class GradientBounds:
@@ -119,23 +137,50 @@ class GradientBounds:
             loss, mean = (both / world_size()).unbind()
             curvature = None if curvature is None else mean
         n1, n2 = self._halves(net)
-        lr, seam_lr = self.groups.rate("n1", "body"), self.groups.rate("n2", "prototypes")
+        rates = self.rates(self._batch)
         body: Tensor | float = 1.0
-        head: Tensor | float = 1.0
-        if _positive(lr) and not self.leaves_n1 and (gradients := _gradients(n1)):
+        if self._limits_n1(rates) and (gradients := _gradients(n1)):
             gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
             square = gradient / self._weight.square()
-            share = batch_share(self._batch * world_size(), float(self.groups.now[0].get("momentum", 0.0)))
-            body = consensus_factor(loss, square, weights, net.rho, curvature, lr, share).clamp_(min=_LEAST)
+            body = body_factor(net, loss, square, weights, curvature, rates)
             torch._foreach_mul_(gradients, body)
             self._add_decay(body - 1)
-        if _positive(seam_lr) and isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
-            head = head_factor(net.prototypes, net.covariance.factors, seam_lr).to(loss.dtype)
-            torch._foreach_mul_(gradients, head)
-        s_CK = net.prototypes.grad
-        if s_CK is not None and _positive(seam_lr):
-            s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, seam_lr))
+        head = limit_seam(net, _gradients(n2), net.prototypes.grad, rates, self._weight, loss.dtype)
         self._applied, self.used = (body, head), True
+
+    def rates(self, batch: float | Tensor) -> Rates:
+        """The rates that the limits follow from now, for a gradient of so many samples in each process."""
+        share = batch_share(batch * world_size(), float(self.groups.now[0].get("momentum", 0.0)))
+        return Rates(self.groups.rate("n1", "body"), self.groups.rate("n2", "prototypes"), share)
+
+    def _limits_n1(self, rates: Rates) -> bool:
+        return positive(rates.lr) and not self.leaves_n1
+
+    def n1_gradients(self, net: LiftedNetwork, rates: Rates) -> tuple[list[Tensor], list[nn.Parameter]]:
+        """N1's gradients and the parameters they belong to, where they need a limit."""
+        n1, _ = self._halves(net)
+        if not self._limits_n1(rates):
+            return [], []
+        return _gradients(n1), [p for p in n1 if p.grad is not None]
+
+    @torch.no_grad()
+    def took(
+        self,
+        loss: Tensor,
+        curvature: Tensor | None,
+        batch: int,
+        gradients: list[Tensor],
+        body: Tensor | None,
+        head: Tensor | None,
+    ) -> None:
+        """The seam's gradients of one batch are within their limits: bring N1's within theirs."""
+        self._loss, self._curvature, self._batch = loss, curvature, batch
+        self._weight = torch.ones_like(loss)
+        if body is not None:
+            torch._foreach_mul_(gradients, body)
+            self._add_decay(body - 1)
+        self._applied = 1.0 if body is None else body, 1.0 if head is None else head
+        self.used = True
 
     def _redo(self, net: LiftedNetwork) -> None:
         """Put back what :meth:`begin` undid: ``torch.autograd.grad`` added nothing to the gradients."""
@@ -171,6 +216,40 @@ class GradientBounds:
                 params = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
                 gradients = [p.grad for p in params]
                 torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
+
+
+def body_factor(
+    net: LiftedNetwork,
+    loss: Tensor,
+    gradient_square: Tensor,
+    weight_square: Tensor,
+    curvature: Tensor | None,
+    rates: Rates,
+) -> Tensor:
+    """The share of N1's gradient within its limits, never 0."""
+    lr, _, share = rates
+    factor = consensus_factor(loss, gradient_square, weight_square, net.rho, curvature, lr, share)
+    return factor.clamp_(min=_LEAST)
+
+
+def limit_seam(
+    net: LiftedNetwork,
+    gradients: list[Tensor],
+    s_CK: Tensor | None,
+    rates: Rates,
+    weight: Tensor | float,
+    dtype: torch.dtype,
+) -> Tensor | float:
+    """Bring N2's ``gradients`` and the prototypes' ``s_CK`` within their limits; return N2's factor."""
+    if not positive(rates.seam_lr):
+        return 1.0
+    head: Tensor | float = 1.0
+    if isinstance(net.n2, nn.Linear) and gradients:
+        head = head_factor(net.prototypes, net.covariance.factors, rates.seam_lr).to(dtype)
+        torch._foreach_mul_(gradients, head)
+    if s_CK is not None:
+        s_CK.mul_(prototype_factors(s_CK / weight, net.alpha, rates.seam_lr))
+    return head
 
 
 @contextmanager
@@ -227,7 +306,8 @@ class _Bounded(torch.autograd.Function):
         return weight, None, None, None
 
 
-def _positive(rate: float | Tensor) -> bool:
+def positive(rate: float | Tensor) -> bool:
+    """Whether a rate may be above 0: one on the device counts as such, it is not read."""
     return isinstance(rate, Tensor) or rate > 0
 
 
@@ -252,10 +332,14 @@ def _first_with_gradient(half: nn.Module) -> nn.Parameter | None:
     return next((p for p in half.parameters() if p.grad is not None), None)
 
 
-def _squares(*lists: Sequence[Tensor]) -> Tensor:
-    """The squared norm of each of several equally long lists of tensors, never below float32."""
-    tensors = [t for tensors in lists for t in tensors]
+def norms(tensors: list[Tensor]) -> Tensor:
+    """The norm of each tensor, never below float32."""
     dtype = torch.float32
     for other in {t.dtype for t in tensors}:
         dtype = torch.promote_types(dtype, other)
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype)).unflatten(0, (len(lists), -1)).square_().sum(1)
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype))
+
+
+def _squares(*lists: Sequence[Tensor]) -> Tensor:
+    """The squared norm of each of several equally long lists of tensors, never below float32."""
+    return norms([t for tensors in lists for t in tensors]).unflatten(0, (len(lists), -1)).square_().sum(1)

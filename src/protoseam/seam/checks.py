@@ -57,7 +57,7 @@ class TrainingChecks:
         self.trained_on: set[str] = set()  # since the last refresh: "hard" or "mixed" targets
         # Within net.epochs, whether its loader has a length.
         self.loop: Literal["counted", "endless"] | None = None
-        self._own = True  # False: a training engine checks steps and finiteness itself
+        self.own = True  # False: a training engine checks steps and finiteness itself
         self._looked = self._whole = False
         self._forget()
 
@@ -72,7 +72,7 @@ class TrainingChecks:
 
     def leave(self) -> None:
         """Leave the checks of steps and of finiteness to the caller."""
-        self._own = False
+        self.own = False
 
     def loaded(self, net: LiftedNetwork) -> None:
         """Follow a state that was loaded; going back to a checkpoint ends a divergence."""
@@ -139,11 +139,11 @@ class TrainingChecks:
         check_batch(z_BK, y, net.dim, net.num_classes, values=z_BK.device.type == "cpu")
         if y.is_floating_point() and (labels := hard_labels(y)) is not None:
             y = labels
-        if torch.is_grad_enabled() and self._own:
+        if torch.is_grad_enabled() and self.own:
             self._modes.add(net.training)
         if net.training and torch.is_grad_enabled():
             self.trained_on.add("mixed" if y.is_floating_point() else "hard")
-            if self._own:
+            if self.own:
                 self._guard.step(net.prototypes, _witness(net))
                 self._count(len(y) * world_size(), net.covariance.refreshes)
         return y
@@ -173,17 +173,17 @@ class TrainingChecks:
 
     def after_step(self, net: LiftedNetwork, terms: Terms, z_BK: Tensor, y_B: Tensor) -> None:
         """Check that the terms are finite: now on a CPU, between epochs elsewhere."""
-        if self._own and net.training and torch.is_grad_enabled():
+        if self.own and net.training and torch.is_grad_enabled():
             self._last_batch = z_BK.detach(), y_B.detach()
-        if self._own and y_B.device.type == "cpu":
+        if self.own and y_B.device.type == "cpu":
             parts = {k: v for k, v in terms._asdict().items() if k != "total"}
             check_terms(parts, z_BK, y_B, without_bounds(net))
-        elif self._own:
+        elif self.own:
             self._last_total = terms.total.detach()
 
     def between_epochs(self, net: LiftedNetwork) -> None:
         """Check that the prototypes move, that the last objective was finite, and its embeddings not all equal."""
-        if self._own:
+        if self.own:
             self._guard.epoch(net.prototypes, _witness(net))
         if self._last_total is not None and not math.isfinite(float(self._last_total)):
             raise SeamError(
@@ -216,7 +216,7 @@ class TrainingChecks:
     def rates(self, given: Sequence[float], groups: Sequence[dict[str, Any]]) -> None:
         """Check that no scheduler, finder or line of the loop has set all groups to one rate."""
         now = [float(group["lr"]) for group in groups]
-        if self._own and len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
+        if self.own and len(set(given)) > 1 and len(set(now)) == 1 and now[0] > 0:
             self._say(
                 "rates",
                 f"N1, N2 and the prototypes now learn at the same rate, {now[0]:.2g}, but net.param_groups gave them "
@@ -253,7 +253,7 @@ class TrainingChecks:
         late = epochs > 1 and epoch + 1 >= max(3, epochs / 5)
         idle = unread or self._guard.idle or net.num_classes > _MOST_CLASSES
         told = "collapse" in self._said or {"near", "head"} <= self._said
-        if self._own and late and not idle and not told and not fitted:
+        if self.own and late and not idle and not told and not fitted:
             with evaluating(net.n2):  # dropout's draws and BatchNorm's statistics stay as they are
                 self._judge(net, f"after epoch {epoch + 1} of {epochs}")
 

@@ -148,7 +148,10 @@ class Lifting(AbstractObjective):
     def backward(
         self, x: Tensor, y: Tensor, generator: torch.Generator, side: torch.cuda.Stream, casting: Casting
     ) -> Tensor:
-        return torch.stack(self.net.backward(x, y, generator=generator, side=side, casting=casting.__call__))
+        terms = self.net.backward(
+            x, y, generator=generator, side=side, casting=casting.__call__, capture=False
+        )
+        return torch.stack(terms)
 
     def logits(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)

@@ -1,0 +1,219 @@
+"""A step's gradients without a graph over the whole network: what training on CUDA runs.
+
+Data in: a lifted network and a batch; data out: the loss terms, and gradients in ``p.grad``.
+
+Legend: B batch, C classes, D features, K seam width, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from protoseam.core.bounds import feature_curvature
+from protoseam.core.objective import consensus, consensus_slope, prototype_gradient
+from protoseam.errors import SeamError
+from protoseam.seam.bounding import Rates, body_factor, inputs_of, last_curvature, limit_seam, norms, positive
+from protoseam.seam.classifier import last_linear
+from protoseam.seam.covariance import (
+    ExactCovariance,
+    IsotropicCovariance,
+    RunningCovariance,
+    SwitchCovariance,
+)
+from protoseam.seam.processes import world_size
+from protoseam.seam.state import KeepsState
+from protoseam.seam.terms import Terms, without_images
+
+if TYPE_CHECKING:
+    from protoseam.seam.network import LiftedNetwork
+
+__all__ = ["backward"]
+
+
+def backward(
+    net: LiftedNetwork,
+    x: Any,
+    y: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+    side: torch.cuda.Stream | None = None,
+    casting: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    capture: bool = True,
+) -> Terms:
+    """See :meth:`LiftedNetwork.backward`.
+
+    Two branches meet at the end: N1 with the consensus term, and all the seam's own work. The branches share the
+    prototypes only, so the prototypes' gradients are added at the end. The seam's work is a hundred tiny kernels. In a
+    graph of their own they take one launch; on a stream of their own they fit into what N1 leaves free.
+    """
+    if net.prototypes.grad is not None:
+        raise SeamError(
+            "net.backward sets gradients and does not add to them: call optimizer.zero_grad(set_to_none=True) before"
+        )
+    checks, bounds = net._checks, net._bounds
+    replays = capture and side is None and _can_replay(net)
+    main = None if side is None else torch.cuda.current_stream()
+
+    def beside() -> AbstractContextManager[Any]:
+        return nullcontext() if side is None else torch.cuda.stream(side)
+
+    if side is not None and main is not None:
+        side.wait_stream(main)
+    if not replays:
+        with beside():
+            apart = _apart(net, generator, casting)
+    last = None if bounds is None or bounds.leaves_n1 else last_linear(net.n1, net.seam_layer)
+    with casting(), inputs_of(last) as features:
+        cast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        z_BK = net.embed(x)
+    if checks.own:
+        y = checks.before_step(net, z_BK, y)
+    slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
+    embedded = None if main is None else main.record_event()
+    z_BK.backward(slope_BK.to(z_BK.dtype))
+    z_BK = z_BK.detach()
+    if replays:
+        terms, gradient_CK, gradients = _replayed(net, z_BK, y, features, generator, casting, cast)
+    else:
+        curvature = last_curvature(features)
+        with beside():
+            if side is not None and embedded is not None:
+                side.wait_event(embedded)
+            terms, gradient_CK = _together(net, z_BK, y, slope_BK, apart)
+        gradients = apart.gradients
+    if side is not None and main is not None:
+        main.wait_stream(side)
+    if net.prototypes.requires_grad:
+        net.prototypes.grad = gradient_CK
+    for p, gradient in zip(_trained(net.n2), gradients, strict=True):
+        p.grad = gradient
+    if bounds is not None and not replays:
+        bounds.apply(net, terms.consensus, curvature, len(z_BK))
+    if checks.own:
+        checks.after_step(net, terms, z_BK, y)
+    return terms
+
+
+class _Apart(NamedTuple):
+    """The terms that no image enters, and their gradients: the prototypes', and those of N2's parameters."""
+
+    classification: Tensor
+    repulsion: Tensor
+    gradient_CK: Tensor
+    gradients: list[Tensor]
+
+
+def _apart(
+    net: LiftedNetwork,
+    generator: torch.Generator | None,
+    casting: Callable[[], AbstractContextManager[Any]],
+) -> _Apart:
+    s_CK = net.prototypes.detach().requires_grad_()
+    with casting():
+        classify, push = without_images(net, s_CK, generator)
+    apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *_trained(net.n2)])
+    return _Apart(classify.detach(), push.detach(), apart_CK, gradients)
+
+
+@torch.no_grad()
+def _together(
+    net: LiftedNetwork, z_BK: Tensor, y: Tensor, slope_BK: Tensor, apart: _Apart
+) -> tuple[Terms, Tensor]:
+    """All terms, and the prototypes' gradient; the estimator sees the batch."""
+    pull = consensus(z_BK, y, net.prototypes, net.rho)
+    gradient_CK = prototype_gradient(apart.gradient_CK, y, slope_BK)
+    if net.training and not y.is_floating_point():  # a mixed image is in no class's covariance
+        net.covariance.observe(z_BK, y)
+    total = pull + apart.classification + apart.repulsion
+    return Terms(total, pull, apart.classification, apart.repulsion), gradient_CK
+
+
+def _trained(half: nn.Module) -> list[nn.Parameter]:
+    return [p for p in half.parameters() if p.requires_grad]
+
+
+# ---------------------------------------------------------------------- the seam's work in one launch
+
+
+_KNOWN = (ExactCovariance, RunningCovariance, IsotropicCovariance, SwitchCovariance)
+
+
+def _can_replay(net: LiftedNetwork) -> bool:
+    """Whether the seam's work is known to fit into a CUDA graph: everything it calls is this library's or torch's."""
+    n2 = net.n2
+    return (
+        net.prototypes.is_cuda
+        and type(n2) is nn.Linear
+        and not (n2._forward_hooks or n2._forward_pre_hooks or n2._backward_hooks)
+        and net.loss_fn is None
+        and type(net.covariance) in _KNOWN
+        and world_size() == 1
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _replayed(
+    net: LiftedNetwork,
+    z_BK: Tensor,
+    y: Tensor,
+    features: list[Tensor],
+    generator: torch.Generator | None,
+    casting: Callable[[], AbstractContextManager[Any]],
+    cast: Hashable,
+) -> tuple[Terms, Tensor, list[Tensor]]:
+    """The terms, the prototypes' gradient and N2's from a graph; all gradients within their limits, N1's too."""
+    bounds = net._bounds
+    rates = Rates(0.0, 0.0, 1.0) if bounds is None else bounds.rates(len(z_BK))
+    n1_gradients, weights = ([], []) if bounds is None else bounds.n1_gradients(net, rates)
+    limits_seam = bounds is not None and positive(rates.seam_lr)
+
+    def work(
+        z_BK: Tensor, y: Tensor, h_BD: Tensor | None, norm_P: Tensor | None, *numbers: Tensor | float
+    ) -> list[Any]:
+        apart = _apart(net, generator, casting)
+        slope_BK = consensus_slope(z_BK, y, net.prototypes.detach(), net.rho)
+        terms, gradient_CK = _together(net, z_BK, y, slope_BK, apart)
+        rates, body, head = Rates(*numbers), None, None
+        with torch.no_grad():
+            curvature = None if h_BD is None else feature_curvature(h_BD)
+            if norm_P is not None:
+                squares = norm_P.square().sum(), norms([*weights]).square_().sum()
+                body = body_factor(net, terms.consensus, *squares, curvature, rates)
+            if limits_seam:
+                head = limit_seam(net, apart.gradients, gradient_CK, rates, 1.0, terms.consensus.dtype)
+        return [torch.stack(terms), gradient_CK, curvature, body, head, *apart.gradients]
+
+    options = (
+        net.draws,
+        net.antithetic,
+        net.label_smoothing,
+        net.class_weights,
+        net.alpha,
+        net.repulsion_scale,
+    )
+    trained = tuple(p.requires_grad for p in net.n2.parameters())
+    kind = cast, options, trained, net.training, limits_seam, torch.are_deterministic_algorithms_enabled()
+    state = [t for m in (net, *net.covariance.modules()) if isinstance(m, KeepsState) for t in m.kept()]
+    found = net._graphs.run(
+        work,
+        [
+            z_BK,
+            y,
+            features[-1] if features else None,
+            norms(n1_gradients) if n1_gradients else None,
+            *rates,
+        ],
+        reads=[net.prototypes, *net.n2.parameters(), net.covariance.factors, *state, *weights],
+        kind=kind,
+        generator=generator,
+    )
+    values, gradient_CK, curvature, body, head, *gradients = found
+    terms = Terms(*values.clone().unbind())
+    if bounds is not None:
+        bounds.took(terms.consensus, curvature, len(z_BK), n1_gradients, body, head)
+    return terms, gradient_CK, gradients
