@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import CLASSES, DIM, batches, lifted, sgd, train
+from toys import CLASSES, DIM, Own, batches, lifted, same, sgd, train
 
 import protoseam as ps
 
@@ -179,3 +179,42 @@ def test_compiled_without_a_break_and_with_the_same_values(make: Callable[[], ps
     assert all(torch.allclose(p, q, rtol=1e-6) for p, q in zip(a, b, strict=True))
     assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-7) for p, q in zip(a_grads, b_grads, strict=True))
     assert all(torch.allclose(a_state[name], b_state[name]) for name in a_state)
+
+
+@pytest.mark.parametrize("route", ["objective", "backward"])
+def test_compiled_inside_a_network_trains_as_an_uncompiled_one(route: str) -> None:
+    """Also the second one of its kind, which finds the first one's graphs; with logits asked for in between."""
+    torch._dynamo.reset()
+
+    def trained(compiled: bool) -> ps.Lifted:
+        torch.manual_seed(0)
+        net = lifted(Own(), covariance=ps.RunningCovariance())
+        if compiled:
+            net.n1.compile(backend="eager")
+        optimizer = sgd(net, lr=2.0)  # beyond the limit that the last Linear's input sets
+        for _ in net.epochs(batches(), 2):
+            for x, y in batches():
+                optimizer.zero_grad()
+                net(x)
+                if route == "objective":
+                    net.objective(x, y).total.backward()
+                else:
+                    net.backward(x, y)
+                optimizer.step()
+        return net
+
+    plain, *others = (trained(compiled) for compiled in (False, True, True))
+    for other in others:  # all the way to the last step, which reads the same input
+        assert same(plain.state_dict(), other.state_dict())
+
+
+def test_a_compiled_half_that_was_called_by_itself_is_told() -> None:
+    torch._dynamo.reset()
+    net = lifted(Own())
+    net.n1.compile(backend="eager")
+    net.param_groups(lr=0.1)
+    net.n1(X)
+    net.objective(X, Y)  # the first call proves the cut, uncompiled
+    with pytest.warns(ps.SeamWarning, match=r"net\(x\) instead of net.n1\(x\)"):
+        net.objective(X, Y)
+    net.objective(X, Y)  # once

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from protoseam.core.bounds import feature_curvature
 from protoseam.core.objective import consensus, consensus_slope, prototype_gradient
 from protoseam.errors import SeamError
-from protoseam.seam.bounding import Rates, body_factor, inputs_of, last_curvature, limit_seam, norms, positive
-from protoseam.seam.classifier import last_linear
+from protoseam.seam.bounding import Rates, body_factor, last_curvature, limit_seam, norms, positive
 from protoseam.seam.covariance import (
     ExactCovariance,
     IsotropicCovariance,
@@ -67,10 +66,9 @@ def backward(
     if not replays:
         with beside():
             apart = _apart(net, generator, casting)
-    last = None if bounds is None or bounds.leaves_n1 else last_linear(net.n1, net.seam_layer)
-    with casting(), inputs_of(last) as features:
+    with casting():
         cast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        z_BK = net.embed(x)
+        z_BK, features = net._embed(x)
     if checks.own:
         y = checks.before_step(net, z_BK, y)
     slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)

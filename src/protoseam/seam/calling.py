@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from protoseam.errors import ArgumentTypeError
 
 LABEL_KEYS = ("labels", "label")
+
+
+def may_be_compiled() -> bool:
+    """Whether this process can have compiled anything: that loads dynamo, which takes seconds."""
+    return "torch._dynamo" in sys.modules
+
+
+def eagerly() -> AbstractContextManager[None]:
+    """Within, compiled modules run as they are written: a graph leaves out hooks that are newer than it is."""
+    return torch.compiler.set_stance("force_eager") if may_be_compiled() else nullcontext()
 
 
 def accepted_names(model: nn.Module) -> frozenset[str] | None:

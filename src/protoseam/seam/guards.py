@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
-from protoseam.seam.calling import call, takes_one
+from protoseam.seam.calling import call, eagerly, takes_one
 
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
 _PATIENCE = 8
@@ -243,7 +243,7 @@ def first_output(n1: nn.Module, name: str, dim: int, x: Any, names: frozenset[st
     seen: list[Tensor] = []
     watched = n1.get_submodule(name).register_forward_hook(lambda _m, _i, out: seen.append(out))
     try:
-        with watched:
+        with watched, eagerly():
             z: Tensor = call(n1, x, names)
     except (TypeError, AttributeError) as error:
         if seen or (isinstance(x, Tensor) and takes_one(n1)):

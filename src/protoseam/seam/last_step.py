@@ -20,6 +20,7 @@ from protoseam.core.logistic import Reduce, logistic_regression
 from protoseam.core.precision import at_least_float32
 from protoseam.errors import ArgumentError
 from protoseam.seam.bounding import inputs_of
+from protoseam.seam.calling import eagerly
 from protoseam.seam.classifier import is_plain, last_linear
 from protoseam.seam.guards import name_some
 from protoseam.seam.heads import can_refit
@@ -76,7 +77,7 @@ class FeatureReader:
 
     def __call__(self, x: Any) -> Tensor:
         """Return the features of these inputs, ``(B, D)``."""
-        with inputs_of(self.last) as seen:
+        with eagerly(), inputs_of(self.last) as seen:
             z_BK = self.net.embed(x)
         if self.last is None:
             return z_BK
