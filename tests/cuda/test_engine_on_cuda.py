@@ -104,7 +104,8 @@ def test_the_graph_computes_what_the_eager_step_does(
         assert (run.step._graph is not None) == graph
     for a, b in zip(rows[True], rows[False], strict=True):
         for term, value in a["loss"].items():
-            assert value == pytest.approx(b["loss"][term], rel=2e-2), term
+            # a term that is nearly 0 drifts by more of its own size: 2.04 % of 0.02 was seen
+            assert value == pytest.approx(b["loss"][term], rel=2e-2, abs=1e-3), term
 
 
 @pytest.mark.parametrize("variant", ["baseline", "protoseam"])
@@ -124,7 +125,8 @@ def test_the_graph_knows_the_settings_beyond_the_papers(
     (captured, found), (eager, expected) = runs
     for a, b in zip(found, expected, strict=True):
         for term, value in a["loss"].items():
-            assert value == pytest.approx(b["loss"][term], rel=2e-2), term
+            # a term that is nearly 0 drifts by more of its own size: 2.04 % of 0.02 was seen
+            assert value == pytest.approx(b["loss"][term], rel=2e-2, abs=1e-3), term
     if "average" in BEYOND[name]:
         ours, theirs = captured.state()["average"], eager.state()["average"]
         assert float(ours["count"]) == float(theirs["count"]) == 2 * captured.data.steps
