@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,24 @@ captures: list[Graph] = []
 
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record reads the places of its inputs, and writes where it wrote before."""
+    """A record reads the places of its inputs, writes where it wrote before, and changes no attribute in Python."""
 
     def captured(graph: Graph) -> Callable[[], None]:
         captures.append(graph)
 
         def replay() -> None:
+            net = inspect.getclosurevars(graph._work).nonlocals.get("net")
+            bounds = net and net._bounds
+            before = bounds and dict(vars(bounds)), [p.grad for p in net.parameters()] if net else ()
             found = graph._work(*graph._places)
+            if bounds:
+                vars(bounds).update(before[0])
+            for p, gradient in zip(net.parameters() if net else (), before[1], strict=True):
+                p.grad = gradient
             graph._outputs = graph._outputs or found
-            for place, value in zip(graph._outputs, found, strict=True):
-                if value is not None and place is not value:
+            pairs = zip(*(torch.utils._pytree.tree_leaves(o) for o in (graph._outputs, found)), strict=True)
+            for place, value in pairs:
+                if isinstance(value, torch.Tensor) and place is not value:
                     place.copy_(value)
 
         return replay
@@ -89,6 +98,20 @@ def test_a_training_that_is_replayed_ends_where_one_in_pieces_ends(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_another_batch_can_be_added_to_replayed_gradients() -> None:
+    found = []
+    for how in ({}, {"capture": False}):
+        torch.manual_seed(0)
+        net, ((x, y), other, *_) = lifted(), batches()
+        torch.optim.SGD(net.param_groups(lr=5.0, weight_decay=0.1))
+        for scale in (1.0, 2.0, 3.0):  # limits of which the last ones count
+            net.zero_grad()
+            net.backward(scale * x, y, generator=torch.Generator().manual_seed(1), **how)
+        net.objective(*other, generator=torch.Generator().manual_seed(2)).total.backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found)
+
+
 def test_the_terms_outlive_the_next_call() -> None:
     net, (x, y) = lifted(), batches()[0]
     found = []
@@ -102,13 +125,17 @@ def test_the_terms_outlive_the_next_call() -> None:
 
 def test_what_decides_on_the_work_makes_another_graph() -> None:
     net, (x, y) = lifted(), batches()[0]
+    made: list[torch.optim.Optimizer] = []
     changes: list[Callable[[], Any]] = [
         lambda: None,
         lambda: setattr(net, "alpha", 3.0),
         lambda: net.eval(),
         lambda: net.n2.weight.requires_grad_(False),
         lambda: setattr(net.prototypes, "data", net.prototypes.data.clone()),
-        lambda: net.param_groups(lr=0.1),
+        lambda: made.append(sgd(net)),
+        lambda: made[0].param_groups[0].update(weight_decay=0.5),
+        *(lambda p=p: setattr(p, "data", p.data.clone()) for p in (*net.n1.parameters(), net.n2.bias)),
+        lambda: setattr(net.covariance, "factors", net.covariance.factors.clone()),
     ]
     for number, change in enumerate(changes, 1):
         change()

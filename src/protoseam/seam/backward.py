@@ -2,7 +2,7 @@
 
 Data in: a lifted network and a batch; data out: the loss terms, and gradients in ``p.grad``.
 
-Legend: B batch, C classes, D features, K seam width, P parameters.
+Legend: B batch, C classes, D features, K seam width.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.bounds import feature_curvature
 from protoseam.core.objective import consensus, consensus_slope, prototype_gradient
 from protoseam.errors import SeamError
-from protoseam.seam.bounding import Rates, body_factor, last_curvature, limit_seam, norms, positive
+from protoseam.seam.bounding import Rates, last_curvature
 from protoseam.seam.covariance import (
     ExactCovariance,
     IsotropicCovariance,
@@ -54,7 +53,7 @@ def backward(
         raise SeamError(
             "net.backward sets gradients and does not add to them: call optimizer.zero_grad(set_to_none=True) before"
         )
-    checks, bounds = net._checks, net._bounds
+    checks = net._checks
     replays = capture and side is None and _can_replay(net)
     main = None if side is None else torch.cuda.current_stream()
 
@@ -76,22 +75,15 @@ def backward(
     z_BK.backward(slope_BK.to(z_BK.dtype))
     z_BK = z_BK.detach()
     if replays:
-        terms, gradient_CK, gradients = _replayed(net, z_BK, y, features, generator, casting, cast)
+        terms = _replayed(net, z_BK, y, features, generator, casting, cast)
     else:
-        curvature = last_curvature(features)
         with beside():
             if side is not None and embedded is not None:
                 side.wait_event(embedded)
             terms, gradient_CK = _together(net, z_BK, y, slope_BK, apart)
-        gradients = apart.gradients
-    if side is not None and main is not None:
-        main.wait_stream(side)
-    if net.prototypes.requires_grad:
-        net.prototypes.grad = gradient_CK
-    for p, gradient in zip(_trained(net.n2), gradients, strict=True):
-        p.grad = gradient
-    if bounds is not None and not replays:
-        bounds.apply(net, terms.consensus, curvature, len(z_BK))
+        if side is not None and main is not None:
+            main.wait_stream(side)
+        _settle(net, terms, gradient_CK, apart.gradients, features, len(z_BK))
     if checks.own:
         checks.after_step(net, terms, z_BK, y)
     return terms
@@ -131,6 +123,24 @@ def _together(
     return Terms(total, pull, apart.classification, apart.repulsion), gradient_CK
 
 
+def _settle(
+    net: LiftedNetwork,
+    terms: Terms,
+    gradient_CK: Tensor,
+    gradients: list[Tensor],
+    features: list[Tensor],
+    batch: int,
+    rates: Rates | None = None,
+) -> None:
+    """Give the prototypes and N2 their gradients, and bring all of them within their limits."""
+    if net.prototypes.requires_grad:
+        net.prototypes.grad = gradient_CK
+    for p, gradient in zip(_trained(net.n2), gradients, strict=True):
+        p.grad = gradient
+    if net._bounds is not None:
+        net._bounds.apply(net, terms.consensus, last_curvature(features), batch, rates)
+
+
 def _trained(half: nn.Module) -> list[nn.Parameter]:
     return [p for p in half.parameters() if p.requires_grad]
 
@@ -150,6 +160,7 @@ def _can_replay(net: LiftedNetwork) -> bool:
         and not (n2._forward_hooks or n2._forward_pre_hooks or n2._backward_hooks)
         and net.loss_fn is None
         and type(net.covariance) in _KNOWN
+        and (net._bounds is None or net._bounds.can_copy(net))
         and world_size() == 1
         and not torch.cuda.is_current_stream_capturing()
     )
@@ -163,29 +174,31 @@ def _replayed(
     generator: torch.Generator | None,
     casting: Callable[[], AbstractContextManager[Any]],
     cast: Hashable,
-) -> tuple[Terms, Tensor, list[Tensor]]:
-    """The terms, the prototypes' gradient and N2's from a graph; all gradients within their limits, N1's too."""
+) -> Terms:
+    """All that is left to do after N1's backward, from a graph.
+
+    N1's gradients are copied to where the graph scales them, and stay there: a copy is one operation, and their norms
+    and limits are a hundred.
+    """
     bounds = net._bounds
-    rates = Rates(0.0, 0.0, 1.0) if bounds is None else bounds.rates(len(z_BK))
-    n1_gradients, weights = ([], []) if bounds is None else bounds.n1_gradients(net, rates)
-    limits_seam = bounds is not None and positive(rates.seam_lr)
+    rates = None if bounds is None else bounds.rates(len(z_BK))
+    limited = [] if bounds is None or rates is None else bounds.limited(net, rates)
 
     def work(
-        z_BK: Tensor, y: Tensor, h_BD: Tensor | None, norm_P: Tensor | None, *numbers: Tensor | float
-    ) -> list[Any]:
+        z_BK: Tensor, y: Tensor, h_BD: Tensor | None, gradients: list[Tensor] | None, *numbers: Tensor | None
+    ) -> tuple[Tensor, list[Tensor | None], Any]:
+        for p, gradient in zip(limited, gradients or (), strict=True):
+            p.grad = gradient
         apart = _apart(net, generator, casting)
         slope_BK = consensus_slope(z_BK, y, net.prototypes.detach(), net.rho)
         terms, gradient_CK = _together(net, z_BK, y, slope_BK, apart)
-        rates, body, head = Rates(*numbers), None, None
-        with torch.no_grad():
-            curvature = None if h_BD is None else feature_curvature(h_BD)
-            if norm_P is not None:
-                squares = norm_P.square().sum(), norms([*weights]).square_().sum()
-                body = body_factor(net, terms.consensus, *squares, curvature, rates)
-            if limits_seam:
-                head = limit_seam(net, apart.gradients, gradient_CK, rates, 1.0, terms.consensus.dtype)
-        return [torch.stack(terms), gradient_CK, curvature, body, head, *apart.gradients]
+        seen = [] if h_BD is None else [h_BD]
+        now = Rates(*(0.0 if n is None else n for n in numbers)) if numbers else None
+        _settle(net, terms, gradient_CK, apart.gradients, seen, len(z_BK), now)
+        past = None if net._bounds is None else net._bounds.past
+        return torch.stack(terms), [p.grad for p in given], past
 
+    given = [*limited, *_trained(net.n2), net.prototypes]
     options = (
         net.draws,
         net.antithetic,
@@ -194,24 +207,27 @@ def _replayed(
         net.alpha,
         net.repulsion_scale,
     )
-    trained = tuple(p.requires_grad for p in net.n2.parameters())
-    kind = cast, options, trained, net.training, limits_seam, torch.are_deterministic_algorithms_enabled()
+    decays = (
+        () if bounds is None else tuple((g.get("weight_decay"), "dampening" in g) for g in bounds.groups.now)
+    )
+    trained = tuple(p.requires_grad for p in (*net.n2.parameters(), net.prototypes))
+    kind = cast, options, decays, trained, net.training, torch.are_deterministic_algorithms_enabled()
     state = [t for m in (net, *net.covariance.modules()) if isinstance(m, KeepsState) for t in m.kept()]
-    found = net._graphs.run(
+    values, gradients, past = net._graphs.run(
         work,
         [
             z_BK,
             y,
             features[-1] if features else None,
-            norms(n1_gradients) if n1_gradients else None,
-            *rates,
+            [p.grad for p in limited if p.grad is not None] or None,
+            *(r if isinstance(r, Tensor) else float(r) if r > 0 else None for r in rates or ()),
         ],
-        reads=[net.prototypes, *net.n2.parameters(), net.covariance.factors, *state, *weights],
+        reads=[net.prototypes, *net.n2.parameters(), net.covariance.factors, *state, *limited],
         kind=kind,
         generator=generator,
     )
-    values, gradient_CK, curvature, body, head, *gradients = found
-    terms = Terms(*values.clone().unbind())
+    for p, gradient in zip(given, gradients, strict=True):
+        p.grad = gradient
     if bounds is not None:
-        bounds.took(terms.consensus, curvature, len(z_BK), n1_gradients, body, head)
-    return terms, gradient_CK, gradients
+        bounds.past = past
+    return Terms(*values.clone().unbind())

@@ -26,19 +26,10 @@ from protoseam.seam.processes import all_reduce, world_size
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = [
-    "GradientBounds",
-    "Rates",
-    "body_factor",
-    "bounded",
-    "inputs_of",
-    "last_curvature",
-    "limit_seam",
-    "norms",
-    "positive",
-]
+__all__ = ["GradientBounds", "Rates", "bounded", "inputs_of", "last_curvature"]
 
 _LEAST = 1e-12  # a factor that is undone when gradients accumulate must not be 0
+_MOST_COPIED = 2**26  # parameters of N1; the steps of larger networks do not wait for the host
 
 
 class Rates(NamedTuple):
@@ -72,6 +63,7 @@ class GradientBounds:
         self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
         self._parameters: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
+        self._copies = False  # whether N1's gradients are few enough, and dense
 
     @property
     def leaves_n1(self) -> bool:
@@ -116,15 +108,32 @@ class GradientBounds:
             curvature = (weight * curvature + before * past) / self._weight
         self._curvature = curvature
 
-    def apply(self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, batch: int) -> None:
+    def apply(
+        self,
+        net: LiftedNetwork,
+        loss: Tensor,
+        curvature: Tensor | None,
+        batch: int,
+        rates: Rates | None = None,
+    ) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
         self._loss, self._curvature, self._batch = loss, curvature, batch
-        self._weight = torch.ones_like(loss)
-        self.end(net)
+        self._weight, self._undone = torch.ones_like(loss), None
+        self.end(net, rates)
+
+    @property
+    def past(self) -> tuple[Any, ...]:
+        """What was applied to the gradients of the last batch, and what they were: for a step that is replayed."""
+        return self._loss, self._curvature, self._batch, self._weight, self._applied
+
+    @past.setter
+    def past(self, past: tuple[Any, ...]) -> None:
+        self._loss, self._curvature, self._batch, self._weight, self._applied = past
+        self._undone, self.used = None, True
 
     @torch.no_grad()
-    def end(self, net: LiftedNetwork) -> None:
-        """All gradients are there: bring them within their limits."""
+    def end(self, net: LiftedNetwork, rates: Rates | None = None) -> None:
+        """All gradients are there: bring them within their limits, which follow from the rates of now."""
         if self._loss is None or self._weight is None:
             return
         if self._undone is not None and self._undone[2] == _marks(net):
@@ -137,15 +146,21 @@ class GradientBounds:
             loss, mean = (both / world_size()).unbind()
             curvature = None if curvature is None else mean
         n1, n2 = self._halves(net)
-        rates = self.rates(self._batch)
+        lr, seam_lr, share = rates = self.rates(self._batch) if rates is None else rates
         body: Tensor | float = 1.0
         if self._limits_n1(rates) and (gradients := _gradients(n1)):
             gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
             square = gradient / self._weight.square()
-            body = body_factor(net, loss, square, weights, curvature, rates)
+            body = consensus_factor(loss, square, weights, net.rho, curvature, lr, share).clamp_(min=_LEAST)
             torch._foreach_mul_(gradients, body)
             self._add_decay(body - 1)
-        head = limit_seam(net, _gradients(n2), net.prototypes.grad, rates, self._weight, loss.dtype)
+        head: Tensor | float = 1.0
+        if _positive(seam_lr):
+            if isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
+                head = head_factor(net.prototypes, net.covariance.factors, seam_lr).to(loss.dtype)
+                torch._foreach_mul_(gradients, head)
+            if (s_CK := net.prototypes.grad) is not None:
+                s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, seam_lr))
         self._applied, self.used = (body, head), True
 
     def rates(self, batch: float | Tensor) -> Rates:
@@ -154,33 +169,16 @@ class GradientBounds:
         return Rates(self.groups.rate("n1", "body"), self.groups.rate("n2", "prototypes"), share)
 
     def _limits_n1(self, rates: Rates) -> bool:
-        return positive(rates.lr) and not self.leaves_n1
+        return _positive(rates.lr) and not self.leaves_n1
 
-    def n1_gradients(self, net: LiftedNetwork, rates: Rates) -> tuple[list[Tensor], list[nn.Parameter]]:
-        """N1's gradients and the parameters they belong to, where they need a limit."""
-        n1, _ = self._halves(net)
-        if not self._limits_n1(rates):
-            return [], []
-        return _gradients(n1), [p for p in n1 if p.grad is not None]
+    def limited(self, net: LiftedNetwork, rates: Rates) -> list[nn.Parameter]:
+        """N1's parameters whose gradients have a limit at these rates."""
+        return [p for p in self._halves(net)[0] if p.grad is not None] if self._limits_n1(rates) else []
 
-    @torch.no_grad()
-    def took(
-        self,
-        loss: Tensor,
-        curvature: Tensor | None,
-        batch: int,
-        gradients: list[Tensor],
-        body: Tensor | None,
-        head: Tensor | None,
-    ) -> None:
-        """The seam's gradients of one batch are within their limits: bring N1's within theirs."""
-        self._loss, self._curvature, self._batch = loss, curvature, batch
-        self._weight = torch.ones_like(loss)
-        if body is not None:
-            torch._foreach_mul_(gradients, body)
-            self._add_decay(body - 1)
-        self._applied = 1.0 if body is None else body, 1.0 if head is None else head
-        self.used = True
+    def can_copy(self, net: LiftedNetwork) -> bool:
+        """Whether N1's gradients, if they have limits, are few enough for a copy, and dense."""
+        self._halves(net)
+        return self._copies or self.leaves_n1
 
     def _redo(self, net: LiftedNetwork) -> None:
         """Put back what :meth:`begin` undid: ``torch.autograd.grad`` added nothing to the gradients."""
@@ -197,6 +195,10 @@ class GradientBounds:
         for half, listed in zip(halves, self._parameters, strict=True):
             if next(half.parameters(), None) is not (listed[0] if listed else None):
                 self._parameters = list(net.n1.parameters()), list(net.n2.parameters())
+                numbers = sum(p.numel() for p in self._parameters[0])
+                self._copies = numbers <= _MOST_COPIED and not any(
+                    getattr(m, "sparse", False) for m in net.n1.modules()
+                )
                 break
         return self._parameters
 
@@ -216,40 +218,6 @@ class GradientBounds:
                 params = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
                 gradients = [p.grad for p in params]
                 torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
-
-
-def body_factor(
-    net: LiftedNetwork,
-    loss: Tensor,
-    gradient_square: Tensor,
-    weight_square: Tensor,
-    curvature: Tensor | None,
-    rates: Rates,
-) -> Tensor:
-    """The share of N1's gradient within its limits, never 0."""
-    lr, _, share = rates
-    factor = consensus_factor(loss, gradient_square, weight_square, net.rho, curvature, lr, share)
-    return factor.clamp_(min=_LEAST)
-
-
-def limit_seam(
-    net: LiftedNetwork,
-    gradients: list[Tensor],
-    s_CK: Tensor | None,
-    rates: Rates,
-    weight: Tensor | float,
-    dtype: torch.dtype,
-) -> Tensor | float:
-    """Bring N2's ``gradients`` and the prototypes' ``s_CK`` within their limits; return N2's factor."""
-    if not positive(rates.seam_lr):
-        return 1.0
-    head: Tensor | float = 1.0
-    if isinstance(net.n2, nn.Linear) and gradients:
-        head = head_factor(net.prototypes, net.covariance.factors, rates.seam_lr).to(dtype)
-        torch._foreach_mul_(gradients, head)
-    if s_CK is not None:
-        s_CK.mul_(prototype_factors(s_CK / weight, net.alpha, rates.seam_lr))
-    return head
 
 
 @contextmanager
@@ -306,8 +274,7 @@ class _Bounded(torch.autograd.Function):
         return weight, None, None, None
 
 
-def positive(rate: float | Tensor) -> bool:
-    """Whether a rate may be above 0: one on the device counts as such, it is not read."""
+def _positive(rate: float | Tensor) -> bool:
     return isinstance(rate, Tensor) or rate > 0
 
 
@@ -332,14 +299,10 @@ def _first_with_gradient(half: nn.Module) -> nn.Parameter | None:
     return next((p for p in half.parameters() if p.grad is not None), None)
 
 
-def norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each tensor, never below float32."""
+def _squares(*lists: Sequence[Tensor]) -> Tensor:
+    """The squared norm of each of several equally long lists of tensors, never below float32."""
+    tensors = [t for tensors in lists for t in tensors]
     dtype = torch.float32
     for other in {t.dtype for t in tensors}:
         dtype = torch.promote_types(dtype, other)
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype))
-
-
-def _squares(*lists: Sequence[Tensor]) -> Tensor:
-    """The squared norm of each of several equally long lists of tensors, never below float32."""
-    return norms([t for tensors in lists for t in tensors]).unflatten(0, (len(lists), -1)).square_().sum(1)
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype)).unflatten(0, (len(lists), -1)).square_().sum(1)

@@ -16,8 +16,8 @@ from protoseam.errors import SeamError
 
 __all__ = ["Graphs"]
 
-Inputs = Sequence[Tensor | float | None]
-Work = Callable[..., list[Any]]
+Input = Tensor | list[Tensor] | float | None
+Work = Callable[..., Any]
 
 _MOST = 8  # kinds of calls remembered: hard and soft targets, training or not
 
@@ -39,18 +39,19 @@ class Graphs:
     def run(
         self,
         work: Work,
-        inputs: Inputs,
+        inputs: Sequence[Input],
         *,
         reads: Iterable[Tensor],
         kind: Hashable,
         generator: torch.Generator | None = None,
-    ) -> list[Any]:
-        """Return ``work(*inputs)``, numbers given as float32 scalars; the tensors are valid until the next call.
+    ) -> Any:
+        """Return ``work(*inputs)``, from copies of the inputs; its tensors are valid until the next call.
 
         Args:
             work: the function. It must not wait for the device, and what it does may depend on ``kind`` alone besides
                 the values of tensors.
-            inputs: its arguments; numbers may change from call to call.
+            inputs: its arguments: tensors, None, lists of tensors of shapes that follow from ``reads``, and numbers,
+                which it gets as scalar tensors and which may change from call to call.
             reads: all other tensors that it reads or writes.
             kind: what else decides on its operations.
             generator: that it draws from, besides the device's default one.
@@ -58,7 +59,10 @@ class Graphs:
         Raises:
             SeamError: the function cannot be captured.
         """
-        forms = tuple((i.shape, i.dtype) if isinstance(i, Tensor) else type(i) for i in inputs)
+        forms = tuple(
+            (i.shape, i.dtype) if isinstance(i, Tensor) else len(i) if isinstance(i, list) else type(i)
+            for i in inputs
+        )
         key = kind, forms, tuple(t.data_ptr() for t in reads), id(generator)
         graph = self._graphs.get(key)
         if graph is None:
@@ -72,29 +76,35 @@ class Graphs:
 class Graph:
     """One kind of call: its inputs' places, the numbers there, and the captured graph with its outputs."""
 
-    def __init__(self, work: Work, inputs: Inputs, generator: torch.Generator | None) -> None:
+    def __init__(self, work: Work, inputs: Sequence[Input], generator: torch.Generator | None) -> None:
         self._device = next(i.device for i in inputs if isinstance(i, Tensor))
         self._places = [None if i is None else self._place(i) for i in inputs]
-        self._numbers = [None if isinstance(i, Tensor) else i for i in inputs]
+        self._numbers = [i if isinstance(i, float) else None for i in inputs]
         self._work, self._generator = work, generator
         self._replay: Callable[[], None] | None = None
-        self._outputs: list[Any] = []
+        self._outputs: Any = None
 
-    def _place(self, value: Tensor | float) -> Tensor:
+    def _place(self, value: Tensor | list[Tensor] | float) -> Tensor | list[Tensor]:
+        if isinstance(value, list):
+            return [torch.empty_like(t) for t in value]
         if isinstance(value, Tensor):
             return value.detach().to(self._device, copy=True)
-        return torch.full((), float(value), device=self._device)
+        return torch.full((), value, device=self._device)
 
-    def run(self, inputs: Inputs, *, capture: bool) -> list[Any]:
-        """Return what the function returns for inputs of the same forms as the first."""
+    @torch.no_grad()
+    def _fill(self, inputs: Sequence[Input]) -> None:
         for at, (place, value) in enumerate(zip(self._places, inputs, strict=True)):
-            if place is None or value is None:
-                continue
-            if isinstance(value, Tensor):
+            if isinstance(place, list) and isinstance(value, list):
+                torch._foreach_copy_(place, value)
+            elif isinstance(place, Tensor) and isinstance(value, Tensor):
                 place.copy_(value)
-            elif value != self._numbers[at]:
+            elif isinstance(place, Tensor) and isinstance(value, float) and value != self._numbers[at]:
                 place.fill_(value)
                 self._numbers[at] = value
+
+    def run(self, inputs: Sequence[Input], *, capture: bool) -> Any:
+        """Return what the function returns for inputs of the same forms as the first."""
+        self._fill(inputs)
         if self._replay is None and not capture:
             return self._work(*self._places)
         if self._replay is None:
