@@ -99,15 +99,15 @@ def test_a_training_that_is_replayed_ends_where_one_in_pieces_ends(
 
 
 def test_another_batch_can_be_added_to_replayed_gradients() -> None:
-    found = []
+    found, noise = [], torch.Generator()
     for how in ({}, {"capture": False}):
         torch.manual_seed(0)
         net, ((x, y), other, *_) = lifted(), batches()
         torch.optim.SGD(net.param_groups(lr=5.0, weight_decay=0.1))
         for scale in (1.0, 2.0, 3.0):  # limits of which the last ones count
             net.zero_grad()
-            net.backward(scale * x, y, generator=torch.Generator().manual_seed(1), **how)
-        net.objective(*other, generator=torch.Generator().manual_seed(2)).total.backward()
+            net.backward(scale * x, y, generator=noise.manual_seed(1), **how)
+        net.objective(*other, generator=noise).total.backward()
         found.append([p.grad for p in net.parameters()])
     torch.testing.assert_close(*found)
 
