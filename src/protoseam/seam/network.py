@@ -197,18 +197,18 @@ class LiftedNetwork(KeepsState):
         """Compute what ``net.objective(x, y).total.backward()`` does, in less time.
 
         On CUDA the seam's work, about two hundred small operations, becomes one CUDA graph, so that lifting costs
-        little where a step waits for the host. Gradients are set, not added, and those of N2 and the prototypes lie in
-        memory that the next call overwrites.
+        little where a step waits for the host. Gradients are set, not added, and lie in memory that the next call
+        overwrites.
 
         Args:
             x: inputs of N1.
             y: labels ``(B,)`` or soft targets ``(B, n)``.
-            generator: of the samples that N2 learns from.
+            generator: of the samples that N2 learns from; give the same one in every call.
             side: a CUDA stream for the work that no image enters; None does it in line.
             casting: opens the context of each forward pass: ``lambda: torch.autocast("cuda", torch.bfloat16)``.
             capture: replay the seam's work as a CUDA graph where it can be captured. Elsewhere, and where N2 is not one
-                Linear, a loss or an estimator is the caller's or there are several processes, it is launched piece by
-                piece.
+                Linear, a loss or an estimator is the caller's, there are several processes, or SGD trains an N1 of more
+                than 64 million parameters, it is launched piece by piece.
 
         Returns:
             ``Terms`` without a graph; the gradients are in ``p.grad``.
