@@ -218,3 +218,16 @@ def test_a_compiled_half_that_was_called_by_itself_is_told() -> None:
     with pytest.warns(ps.SeamWarning, match=r"net\(x\) instead of net.n1\(x\)"):
         net.objective(X, Y)
     net.objective(X, Y)  # once
+
+
+def test_a_step_compiled_as_a_whole_is_told_that_nothing_bounds_it() -> None:
+    torch._dynamo.reset()
+    net = lifted(refit=False)
+    optimizer, compiled = sgd(net), torch.compile(net, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own tracing
+        compiled(X, Y).total.backward()
+    optimizer.step()
+    with pytest.warns(ps.SeamWarning, match=r"no limits.*net\.n1\.compile\(\)"):
+        net.refresh(batches())
+    net.refresh(batches())  # once

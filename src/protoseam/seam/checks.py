@@ -252,6 +252,9 @@ class TrainingChecks:
                 "this epoch took no step: did the loader yield no batch? An iterable data set over a generator is "
                 "empty from the second pass on, and net.epochs makes the first: open the data anew in its __iter__",
             )
+        bounds, gradient = net._bounds, net.prototypes.grad
+        if self.own and bounds is not None and not bounds.used and gradient is not None:
+            self._say("unbounded", f"this epoch's steps had no limits{without_bounds(net)}")
         if 0 < self._steps < _FEW_STEPS:
             self._say(
                 "steps",
@@ -301,8 +304,8 @@ class TrainingChecks:
 
     def floors(self, net: LiftedNetwork, found: Refreshed) -> None:
         """Say once that covariances outgrow their floor."""
-        if message := report_floors(found.floor, found.floor_used):
-            self._say("floor", message + without_bounds(net))
+        if message := report_floors(found.floor, found.floor_used, without_bounds(net)):
+            self._say("floor", message)
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from protoseam.errors import ArgumentError, ArgumentTypeError, SeamError, SeamWarning
-from protoseam.seam.calling import call, eagerly, takes_one
+from protoseam.seam.calling import call, eagerly, may_be_compiled, takes_one
 
 # Steps without the prototypes before the guard speaks: alternating optimizers may skip a few.
 _PATIENCE = 8
@@ -213,27 +213,27 @@ def without_bounds(net: Any) -> str:
     if net._bounds is None:
         return ". Nothing bounds the gradients: build the optimizer from net.param_groups(lr=…), which does"
     if not net._bounds.used:
-        return (
-            ". Nothing bounds the gradients: the limits act in the backward of net.objective(…).total alone"
-        )
+        alone = "the limits act in the backward of net.objective(…).total alone"
+        whole = ", and not in a step that is compiled as a whole: compile the half inside instead, net.n1.compile()"
+        return f". Nothing bounds the gradients: {alone}{whole * may_be_compiled()}"
     return ""
 
 
-def report_floors(floor: Tensor, floor_used: Tensor) -> str | None:
-    """Name the classes whose covariance could not be factored with the floor asked for."""
+def report_floors(floor: Tensor, floor_used: Tensor, hint: str) -> str | None:
+    """Name the classes whose covariance could not be factored with the floor asked for; a hint follows."""
     damaged = floor_used.isnan().nonzero().flatten().tolist()
     if damaged:
         raise SeamError(
             f"the running covariance of class {name_some(damaged)} is not finite: N1 returned non-finite embeddings "
             "during the epoch. Go back to a checkpoint, and lower the learning rate, clip gradients, or let ρ "
-            "grow more slowly"
+            f"grow more slowly{hint}"
         )
     raised = (floor_used > floor * (1 + 1e-9)).nonzero().flatten().tolist()
     if raised:
         return (
             f"the covariance of class {name_some(raised)} is too large for the floor {float(floor):.3g}, which was "
             f"raised to up to {float(floor_used[raised].max()):.3g}: embeddings are growing. Lower the learning "
-            "rate, or add weight decay"
+            f"rate, or add weight decay{hint}"
         )
     return None
 
