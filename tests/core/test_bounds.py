@@ -12,6 +12,7 @@ from protoseam.core.bounds import (
     batch_share,
     consensus_factor,
     feature_curvature,
+    feature_factor,
     head_factor,
     prototype_factors,
 )
@@ -23,7 +24,7 @@ HEAVY = torch.tensor(1e12, dtype=torch.float64)  # weights so large that their l
 def test_polyaks_step_measures_the_curvature_of_a_quadratic(curvature: float) -> None:
     x = torch.tensor([1.5, -2.0], dtype=torch.float64)
     loss, gradient = 0.5 * curvature * x.square().sum(), curvature * x
-    factor = consensus_factor(loss, gradient.square().sum(), HEAVY, 1.0, None, lr=0.7)
+    factor = consensus_factor(loss, gradient.square().sum(), HEAVY, lr=0.7)
     assert float(factor) == pytest.approx(min(1.0, 1 / (2 * curvature * 0.7)), rel=1e-12)
 
 
@@ -39,26 +40,28 @@ def test_a_small_batch_has_the_share_of_the_gradients_that_a_velocity_is_worth(
         batch_share(batch, momentum), rel=1e-6
     )
     loss, square = torch.tensor(8.0), torch.tensor(4.0)
-    whole = consensus_factor(loss, square, HEAVY, 1.0, None, lr=10.0)
-    assert float(consensus_factor(loss, square, HEAVY, 1.0, None, lr=10.0, share=0.3)) == pytest.approx(
+    whole = consensus_factor(loss, square, HEAVY, lr=10.0)
+    assert float(consensus_factor(loss, square, HEAVY, lr=10.0, share=0.3)) == pytest.approx(
         0.3 * float(whole)
     )
 
 
 def test_the_tighter_limit_counts() -> None:
-    loss, square, features = (torch.tensor(v, dtype=torch.float64) for v in (8.0, 4.0, 10.0))
-    assert float(consensus_factor(loss, square, HEAVY, 16.0, features, 0.1)) == pytest.approx(
-        1 / (0.1 * 16 * 10)
-    )
+    loss, square = (torch.tensor(v, dtype=torch.float64) for v in (8.0, 4.0))
     light = torch.tensor(
         1e-4, dtype=torch.float64
     )  # ‖θ‖ = .01, ‖∇‖ = 2: a hundredth of it is 1e-4 = .1 · 5e-4 · 2
-    assert float(consensus_factor(loss, square, light, 16.0, features, 0.1)) == pytest.approx(5e-4)
-    assert float(consensus_factor(loss, 1e6 * square, HEAVY, 16.0, features, lr=0.1)) == pytest.approx(
-        8 / (0.1 * 4e6)
-    )
-    assert float(consensus_factor(loss, square, HEAVY, 16.0, features, lr=1e-6)) == 1.0
-    assert float(consensus_factor(0 * loss, 0 * square, HEAVY, 16.0, None, lr=0.1)) == 0.0  # and not 0/0
+    assert float(consensus_factor(loss, square, light, 0.1)) == pytest.approx(5e-4)
+    assert float(consensus_factor(loss, 1e6 * square, HEAVY, lr=0.1)) == pytest.approx(8 / (0.1 * 4e6))
+    assert float(consensus_factor(loss, square, HEAVY, lr=1e-6)) == 1.0
+    assert float(consensus_factor(0 * loss, 0 * square, HEAVY, lr=0.1)) == 0.0  # and not 0/0
+
+
+def test_the_last_layers_limit_is_the_inverse_of_its_curvature() -> None:
+    c = torch.tensor(10.0, dtype=torch.float64)
+    assert float(feature_factor(16.0, c, 0.1)) == pytest.approx(1 / (0.1 * 16 * 10))
+    assert float(feature_factor(16.0, c, 0.1, share=0.3)) == pytest.approx(0.3 / (0.1 * 16 * 10))
+    assert float(feature_factor(16.0, c, 1e-6)) == 1.0
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (7, 5), (40, 5), (2, 3, 5)])
@@ -86,12 +89,8 @@ def test_least_squares_at_the_bounded_rate_converge(lr: float) -> None:
         for x, t in zip(h, target, strict=True):
             residual = x @ w - t
             gradient = torch.outer(x, residual)
-            loss = 0.5 * residual.square().sum()
-            w -= (
-                lr
-                * consensus_factor(loss, gradient.square().sum(), HEAVY, 1.0, x.square().sum(), lr)
-                * gradient
-            )
+            factor = consensus_factor(0.5 * residual.square().sum(), gradient.square().sum(), HEAVY, lr)
+            w -= lr * torch.minimum(factor, feature_factor(1.0, x.square().sum(), lr)) * gradient
     assert (h @ w - target).square().mean() < 1e-6 * first
 
 

@@ -29,8 +29,12 @@ def raw_and_bounded(net: ps.Lifted, lr: float, **options: Any) -> tuple[dict[str
     return found[0], found[1]
 
 
-def test_every_backward_ends_within_the_limits() -> None:
+@pytest.mark.parametrize("scale", [1, 100])
+def test_every_backward_ends_within_the_limits(scale: int) -> None:
     net = lifted()
+    net.n1[0].weight.data.mul_(
+        scale
+    )  # large weights, and saturated features: the last Linear's own limit counts
     lr = 5.0
     raw, kept = raw_and_bounded(net, lr, seam_lr=7.0)
     names = [name for name in raw if name.startswith("n1.")]
@@ -38,10 +42,13 @@ def test_every_backward_ends_within_the_limits() -> None:
     curvature = ps.core.feature_curvature(net.n1[:2](X).detach().double())
     pull = net.objective(X, Y).consensus.detach().double()
     weights = sum(p.detach().double().square().sum() for p in net.n1.parameters())
-    s = ps.core.consensus_factor(pull, square, weights, net.rho.double(), curvature, lr)
+    s = ps.core.consensus_factor(pull, square, weights, lr)
+    own = ps.core.feature_factor(net.rho.double(), curvature, lr)
+    assert (own < s) == (scale == 100)
     assert 0 < float(s) < 1
     for name in names:
-        assert torch.allclose(kept[name].double(), s * raw[name].double(), rtol=1e-4)
+        factor = torch.minimum(own, s) if name.startswith("n1.2.") else s
+        assert torch.allclose(kept[name].double(), factor * raw[name].double(), rtol=1e-4)
     head = ps.core.head_factor(net.prototypes.detach(), net.covariance.factors, 7.0)
     assert 0 < float(head) < 1
     assert torch.allclose(kept["n2.weight"], head * raw["n2.weight"], rtol=1e-5)

@@ -4,6 +4,7 @@ from protoseam.core.bounds import (
     batch_share,
     consensus_factor,
     feature_curvature,
+    feature_factor,
     head_factor,
     prototype_factors,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "empty_moments",
     "factorize",
     "feature_curvature",
+    "feature_factor",
     "fit_temperature",
     "forward_sweep",
     "head_factor",

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from protoseam.core.precision import at_least_float32, no_autocast
 
-__all__ = ["batch_share", "consensus_factor", "feature_curvature", "head_factor", "prototype_factors"]
+__all__ = [
+    "batch_share",
+    "consensus_factor",
+    "feature_curvature",
+    "feature_factor",
+    "head_factor",
+    "prototype_factors",
+]
 
 # Measured with SGD (momentum .9) on the first-try panel (benchmarks/first_try.py); docs/method-card.md has the figures.
 KAPPA_FEATURES = 1.0
@@ -49,9 +56,9 @@ def feature_curvature(h_BD: Tensor) -> Tensor:
 def batch_share(batch: float | Tensor, momentum: float) -> float | Tensor:
     """min(1, B(1 − μ)/(1 + μ)): how much of a step's limit SGD with momentum μ can use on B samples.
 
-    The limits of :func:`consensus_factor` hold for one step along the gradient. A velocity Σ_j μʲ g_{t−j} is worth the
-    mean of (Σ μʲ)²/Σ μ²ʲ = (1 + μ)/(1 − μ) gradients, 19 for μ = 0.9. With fewer samples than that per step, single
-    samples decide too much of it: measured in docs/method-card.md.
+    The limits of :func:`consensus_factor` and :func:`feature_factor` hold for one step along the gradient. A velocity
+    Σ_j μʲ g_{t−j} is worth the mean of (Σ μʲ)²/Σ μ²ʲ = (1 + μ)/(1 − μ) gradients, 19 for μ = 0.9. With fewer samples
+    than that per step, single samples decide too much of it: measured in docs/method-card.md.
 
     Args:
         batch: samples behind the gradient.
@@ -64,23 +71,36 @@ def batch_share(batch: float | Tensor, momentum: float) -> float | Tensor:
     return share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
 
 
+def feature_factor(
+    rho: float | Tensor, curvature: Tensor, lr: float | Tensor, share: float | Tensor = 1.0
+) -> Tensor:
+    """min(1, 1/(lr·ρ·c)): how much of its gradient the Linear that ends N1 can take at rate ``lr``.
+
+    In this layer's weights the consensus term is a least-squares problem of curvature ρ·E[hhᵀ], h the layer's input.
+
+    Args:
+        rho: the penalty ρ.
+        curvature: c of :func:`feature_curvature`.
+        lr: N1's learning rate.
+        share: how much of the limit to use, :func:`batch_share`.
+
+    Returns:
+        A factor in (0, 1], a scalar.
+    """
+    return (share * KAPPA_FEATURES / (rho * curvature) / lr).clamp_(max=1.0)
+
+
 def consensus_factor(
     loss: Tensor,
     gradient_square: Tensor,
     weight_square: Tensor,
-    rho: float | Tensor,
-    curvature: Tensor | None,
     lr: float | Tensor,
     share: float | Tensor = 1.0,
 ) -> Tensor:
-    """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smallest of three limits.
+    """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smaller of two limits.
 
-    *The last layer's curvature.* In the weights of the Linear that ends N1 the consensus term is a least-squares
-    problem of curvature ρ·E[hhᵀ], h that layer's input: 1/(lr·ρ·c), with c of :func:`feature_curvature`.
-
-    *The curvature of all of N1 along the gradient.* A quadratic of curvature c with minimum 0 has L/‖∇L‖² = 1/(2c),
-    which gives Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020). Where classes overlap, L
-    stays above 0, and the first limit is the tighter one.
+    *The curvature along the gradient.* A quadratic of curvature c with minimum 0 has L/‖∇L‖² = 1/(2c), which gives
+    Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020).
 
     *The size of the weights.* A step is at most a hundredth of N1's weights, lr·‖∇L‖ ≤ 0.01·‖θ1‖: larger ones, noisy in
     small batches, can kill every ReLU before the curvature has grown.
@@ -89,8 +109,6 @@ def consensus_factor(
         loss: the consensus term L of the batch.
         gradient_square: ‖∇L‖² over all parameters of N1.
         weight_square: ‖θ1‖² of the same parameters.
-        rho: the penalty ρ in L.
-        curvature: c of the last Linear's input; None if N1 does not end in a Linear.
         lr: N1's learning rate.
         share: how much of each limit to use, :func:`batch_share`.
 
@@ -101,8 +119,6 @@ def consensus_factor(
     longest = torch.minimum(
         KAPPA_POLYAK * loss / gradient_square, KAPPA_WEIGHTS * (weight_square / gradient_square).sqrt_()
     )
-    if curvature is not None:
-        longest = torch.minimum(longest, KAPPA_FEATURES / (rho * curvature))
     return (share * longest / lr).clamp_(max=1.0)
 
 

@@ -17,9 +17,11 @@ from protoseam.core.bounds import (
     batch_share,
     consensus_factor,
     feature_curvature,
+    feature_factor,
     head_factor,
     prototype_factors,
 )
+from protoseam.seam.classifier import last_linear
 from protoseam.seam.groups import FollowedGroups
 from protoseam.seam.processes import all_reduce, world_size
 
@@ -40,8 +42,16 @@ class Rates(NamedTuple):
     share: float | Tensor
 
 
+class _Parts(NamedTuple):
+    """The parameters of N1 without its last Linear, of that layer, and of N2."""
+
+    body: list[nn.Parameter]
+    last: list[nn.Parameter]
+    n2: list[nn.Parameter]
+
+
 class GradientBounds:
-    """Scales N1's, N2's and the prototypes' gradients in place, each by its own limit.
+    """Scales the gradients of N1, of its last Linear, of N2 and of the prototypes in place, each by its own limit.
 
     Args:
         groups: the parameter groups of a torch optimizer, which leaves its settings in them. The limits follow from
@@ -52,17 +62,18 @@ class GradientBounds:
         self.groups = groups
         self.curvature: Tensor | None = None  # of the last batch, in the weights of N1's last Linear
         self.batch = 0  # samples in the last batch
-        # Since the gradients were zeroed: what was applied to N1's and N2's, the mean consensus term and curvature
+        # Since the gradients were zeroed: what was applied to those of each part, the mean consensus term and curvature
         # behind them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
         self.used = False
-        self._applied: tuple[Tensor | float, Tensor | float] | None = None
+        self._applied: tuple[Tensor | float, ...] | None = None
         self._loss: Tensor | None = None
         self._curvature: Tensor | None = None
         self._batch: Tensor | float = 0
         self._weight: Tensor | None = None
         self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
-        self._parameters: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
+        self._parts, self._of_last = _Parts([], [], []), set[int]()
+        self._firsts: list[nn.Parameter | None] = [None, None]
         self._copies = False  # whether N1's gradients are few enough, and dense
 
     @property
@@ -81,8 +92,8 @@ class GradientBounds:
         self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, weight: Tensor, batch: int
     ) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
-        n1, n2 = self._halves(net)
-        gradients = _gradients(n1)
+        parts = self._parameters(net)
+        gradients = _gradients([*parts.body, *parts.last])
         self._undone = None
         if not gradients or self._applied is None or self._loss is None or self._weight is None:
             self._loss, self._curvature, self._weight, self._batch = loss, curvature, weight, batch
@@ -92,9 +103,9 @@ class GradientBounds:
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
         state = self._loss, self._curvature, self._weight, self._batch
         self._weight = before = torch.where(left, self._weight, 0.0)
-        self._add_decay(1 - factors[0])
-        for of, factor in zip((gradients, _gradients(n2)), factors, strict=True):
-            if of:
+        self._add_decay(1 - factors[0], 1 - factors[1])
+        for part, factor in zip(parts, factors, strict=True):
+            if of := _gradients(part):
                 torch._foreach_div_(of, factor)
         self._undone = state, factors, _marks(net)
         self._weight = weight + before
@@ -145,23 +156,29 @@ class GradientBounds:
             add(both)
             loss, mean = (both / world_size()).unbind()
             curvature = None if curvature is None else mean
-        n1, n2 = self._halves(net)
+        parts = self._parameters(net)
         lr, seam_lr, share = rates = self.rates(self._batch) if rates is None else rates
         body: Tensor | float = 1.0
-        if self._limits_n1(rates) and (gradients := _gradients(n1)):
+        last: Tensor | float = 1.0
+        head: Tensor | float = 1.0
+        if self._limits_n1(rates) and (gradients := _gradients(n1 := [*parts.body, *parts.last])):
             gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
             square = gradient / self._weight.square()
-            body = consensus_factor(loss, square, weights, net.rho, curvature, lr, share).clamp_(min=_LEAST)
-            torch._foreach_mul_(gradients, body)
-            self._add_decay(body - 1)
-        head: Tensor | float = 1.0
+            body = last = consensus_factor(loss, square, weights, lr, share).clamp_(min=_LEAST)
+            if curvature is not None:
+                own = feature_factor(net.rho, curvature, lr, share)
+                last = torch.minimum(body, own.to(body.dtype)).clamp_(min=_LEAST)
         if _positive(seam_lr):
-            if isinstance(net.n2, nn.Linear) and (gradients := _gradients(n2)):
+            if isinstance(net.n2, nn.Linear):
                 head = head_factor(net.prototypes, net.covariance.factors, seam_lr).to(loss.dtype)
-                torch._foreach_mul_(gradients, head)
             if (s_CK := net.prototypes.grad) is not None:
                 s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, seam_lr))
-        self._applied, self.used = (body, head), True
+        for part, factor in zip(parts, (body, last, head), strict=True):
+            if isinstance(factor, Tensor) and (gradients := _gradients(part)):
+                torch._foreach_mul_(gradients, factor)
+        if isinstance(body, Tensor):
+            self._add_decay(body - 1, last - 1)
+        self._applied, self.used = (body, last, head), True
 
     def rates(self, batch: float | Tensor) -> Rates:
         """The rates that the limits follow from now, for a gradient of so many samples in each process."""
@@ -173,37 +190,39 @@ class GradientBounds:
 
     def limited(self, net: LiftedNetwork, rates: Rates) -> list[nn.Parameter]:
         """N1's parameters whose gradients have a limit at these rates."""
-        return [p for p in self._halves(net)[0] if p.grad is not None] if self._limits_n1(rates) else []
+        body, last, _ = self._parameters(net)
+        return [p for p in (*body, *last) if p.grad is not None] if self._limits_n1(rates) else []
 
     def can_copy(self, net: LiftedNetwork) -> bool:
         """Whether N1's gradients, if they have limits, are few enough for a copy, and dense."""
-        self._halves(net)
+        self._parameters(net)
         return self._copies or self.leaves_n1
 
     def _redo(self, net: LiftedNetwork) -> None:
         """Put back what :meth:`begin` undid: ``torch.autograd.grad`` added nothing to the gradients."""
         assert self._undone is not None
         (self._loss, self._curvature, self._weight, self._batch), factors, _ = self._undone
-        for half, factor in zip(self._halves(net), factors, strict=True):
-            if gradients := _gradients(half):
+        for part, factor in zip(self._parameters(net), factors, strict=True):
+            if gradients := _gradients(part):
                 torch._foreach_mul_(gradients, factor)
-        self._add_decay(factors[0] - 1)
+        self._add_decay(factors[0] - 1, factors[1] - 1)
 
-    def _halves(self, net: LiftedNetwork) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The parameters of N1 and N2, listed again if they are other ones than before."""
-        halves = net.n1, net.n2
-        for half, listed in zip(halves, self._parameters, strict=True):
-            if next(half.parameters(), None) is not (listed[0] if listed else None):
-                self._parameters = list(net.n1.parameters()), list(net.n2.parameters())
-                numbers = sum(p.numel() for p in self._parameters[0])
-                self._copies = numbers <= _MOST_COPIED and not any(
-                    getattr(m, "sparse", False) for m in net.n1.modules()
-                )
-                break
-        return self._parameters
+    def _parameters(self, net: LiftedNetwork) -> _Parts:
+        """The parameters that have limits of their own, listed again if they are other ones than before."""
+        firsts = [next(half.parameters(), None) for half in (net.n1, net.n2)]
+        if any(now is not before for now, before in zip(firsts, self._firsts, strict=True)):
+            layer = last_linear(net.n1, net.seam_layer)
+            self._firsts, last = firsts, [] if layer is None else list(layer.parameters())
+            self._of_last = {id(p) for p in last}
+            body = [p for p in net.n1.parameters() if id(p) not in self._of_last]
+            self._parts = _Parts(body, last, list(net.n2.parameters()))
+            numbers = sum(p.numel() for p in (*body, *last))
+            sparse = any(getattr(m, "sparse", False) for m in net.n1.modules())
+            self._copies = numbers <= _MOST_COPIED and not sparse
+        return self._parts
 
-    def _add_decay(self, share: Tensor | float) -> None:
-        """Add ``share`` times SGD's weight decay to N1's gradients.
+    def _add_decay(self, body: Tensor | float, last: Tensor | float) -> None:
+        """Add shares of SGD's weight decay to N1's gradients.
 
         SGD steps along g + λp. A gradient of s·g − (1 − s)·λp makes that s·(g + λp): a smaller step, with decay and
         gradient in the proportion that λ says. Adam's steps do not shrink with the gradient, so its decay is left as
@@ -212,12 +231,13 @@ class GradientBounds:
         assert self._weight is not None
         for group in self.groups.now:
             decay = group.get("weight_decay", 0.0)
-            if (
-                decay and "dampening" in group and group.get("name") in ("n1", "body")
-            ):  # dampening: SGD alone has it
-                params = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
-                gradients = [p.grad for p in params]
-                torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
+            if not decay or "dampening" not in group or group.get("name") not in ("n1", "body"):
+                continue  # dampening: SGD alone has it
+            dense = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
+            for share, of_last in ((body, False), (last, True)):
+                if params := [p for p in dense if (id(p) in self._of_last) == of_last]:
+                    gradients = [p.grad for p in params]
+                    torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
 
 @contextmanager
