@@ -7,11 +7,11 @@
     python benchmarks/strangers.py --table                 # print the table of what was measured
 
 ``benchmarks/first_try.py`` is the panel on which the defaults were chosen. The cells here were written down before any
-of them was run, and all of them are kept. Defaults changed after these had been seen, so LATER has others, and SGD again
-others, each written down after a change and before any of them was run. Both sides get the same of everything but the loss. The lifted
-side is the README's loop, as it stands. The cells of photographs read arrays from $PROTOSEAM_DATA (strangers_tasks.py
-says which files), and one cell needs timm. Raw results go to results/first_try/strangers.jsonl, strangers-later.jsonl and
-strangers-sgd.jsonl, one line per cell and seed; what is there is not run again.
+of them was run, and all of them are kept. Defaults changed after these had been seen, so LATER and SGD have others,
+each written down after a change and before any of them was run. Both sides get the same of everything but the loss. The
+lifted side is the README's loop, as it stands. The cells of photographs read arrays from $PROTOSEAM_DATA
+(strangers_tasks.py says which files), and one cell needs timm. Raw results go to results/first_try/strangers.jsonl,
+strangers-later.jsonl and strangers-sgd.jsonl, one line per cell and seed; what is there is not run again.
 """
 
 from __future__ import annotations
