@@ -116,10 +116,26 @@ SGD = [
     Cell("cifar10", "vgg", "sgd", 0.05, 5e-4, 10, 64, "cosine"),
     Cell("fifty", "wide_tanh", "nesterov", 0.05, 0.0, 30, 64, "cosine"),
 ]
+# Written down when each part of N1 got a limit by the size of its own weights, which again concerns SGD alone.
+PARTS = [
+    Cell("cifar100_20", "timm_resnet10t", "sgd", 0.05, 5e-4, 15, 64, "cosine"),
+    Cell("cifar100_20", "mixer", "nesterov", 0.05, 0.0, 12, 64, "warm-up"),
+    Cell("cifar10", "depthwise", "nesterov", 0.1, 5e-4, 15, 128, "onecycle"),
+    Cell("cifar10", "mixer", "sgd", 0.02, 0.0, 10, 64, "linear"),
+    Cell("cifar10_600", "vgg", "sgd", 0.01, 0.0, 40, 32, "cosine", "augment"),
+    Cell("waves", "two_part", "sgd", 0.05, 0.0, 20, 32, "cosine"),
+    Cell("tokens", "gru", "nesterov", 0.05, 0.0, 15, 64, "linear"),
+    Cell("motifs", "cnn1d", "plain sgd", 0.1, 0.0, 20, 32, "constant"),
+    Cell("tabular30", "mlp_ln", "sgd", 0.05, 0.0, 20, 64, "cosine"),
+    Cell("shells", "small_mlp", "sgd", 0.05, 0.0, 30, 32, "steps"),
+    Cell("wrong_labels", "wide_tanh", "nesterov", 0.02, 5e-4, 20, 64, "cosine"),
+    Cell("skewed", "mlp_ln", "sgd", 0.1, 0.0, 20, 128, "exponential"),
+]
 LISTS = {
     "first": (CELLS, (7, 8), OUT),
     "later": (LATER, (11, 12), PANEL.with_name("strangers-later.jsonl")),
     "sgd": (SGD, (21, 22), PANEL.with_name("strangers-sgd.jsonl")),
+    "parts": (PARTS, (31, 32), PANEL.with_name("strangers-parts.jsonl")),
 }
 
 

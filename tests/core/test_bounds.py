@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from protoseam.core.bounds import (
     batch_share,
-    consensus_factor,
-    feature_curvature,
-    feature_factor,
+    consensus_factors,
     head_factor,
     prototype_factors,
 )
@@ -20,11 +19,17 @@ from protoseam.core.bounds import (
 HEAVY = torch.tensor(1e12, dtype=torch.float64)  # weights so large that their limit never counts
 
 
+def of_one_part(
+    loss: Tensor, gradient_square: Tensor, weight_square: Tensor, lr: float, share: float = 1.0
+) -> Tensor:
+    return consensus_factors(loss, gradient_square[None], weight_square[None], lr, share)[0]
+
+
 @pytest.mark.parametrize("curvature", [0.01, 1.0, 50.0])
 def test_polyaks_step_measures_the_curvature_of_a_quadratic(curvature: float) -> None:
     x = torch.tensor([1.5, -2.0], dtype=torch.float64)
     loss, gradient = 0.5 * curvature * x.square().sum(), curvature * x
-    factor = consensus_factor(loss, gradient.square().sum(), HEAVY, lr=0.7)
+    factor = of_one_part(loss, gradient.square().sum(), HEAVY, lr=0.7)
     assert float(factor) == pytest.approx(min(1.0, 1 / (2 * curvature * 0.7)), rel=1e-12)
 
 
@@ -40,10 +45,8 @@ def test_a_small_batch_has_the_share_of_the_gradients_that_a_velocity_is_worth(
         batch_share(batch, momentum), rel=1e-6
     )
     loss, square = torch.tensor(8.0), torch.tensor(4.0)
-    whole = consensus_factor(loss, square, HEAVY, lr=10.0)
-    assert float(consensus_factor(loss, square, HEAVY, lr=10.0, share=0.3)) == pytest.approx(
-        0.3 * float(whole)
-    )
+    whole = of_one_part(loss, square, HEAVY, lr=10.0)
+    assert float(of_one_part(loss, square, HEAVY, lr=10.0, share=0.3)) == pytest.approx(0.3 * float(whole))
 
 
 def test_the_tighter_limit_counts() -> None:
@@ -51,30 +54,24 @@ def test_the_tighter_limit_counts() -> None:
     light = torch.tensor(
         1e-4, dtype=torch.float64
     )  # ‖θ‖ = .01, ‖∇‖ = 2: a hundredth of it is 1e-4 = .1 · 5e-4 · 2
-    assert float(consensus_factor(loss, square, light, 0.1)) == pytest.approx(5e-4)
-    assert float(consensus_factor(loss, 1e6 * square, HEAVY, lr=0.1)) == pytest.approx(8 / (0.1 * 4e6))
-    assert float(consensus_factor(loss, square, HEAVY, lr=1e-6)) == 1.0
-    assert float(consensus_factor(0 * loss, 0 * square, HEAVY, lr=0.1)) == 0.0  # and not 0/0
+    assert float(of_one_part(loss, square, light, 0.1)) == pytest.approx(5e-4)
+    assert float(of_one_part(loss, 1e6 * square, HEAVY, lr=0.1)) == pytest.approx(8 / (0.1 * 4e6))
+    assert float(of_one_part(loss, square, HEAVY, lr=1e-6)) == 1.0
+    assert float(of_one_part(0 * loss, 0 * square, HEAVY, lr=0.1)) == 0.0  # and not 0/0
 
 
-def test_the_last_layers_limit_is_the_inverse_of_its_curvature() -> None:
-    c = torch.tensor(10.0, dtype=torch.float64)
-    assert float(feature_factor(16.0, c, 0.1)) == pytest.approx(1 / (0.1 * 16 * 10))
-    assert float(feature_factor(16.0, c, 0.1, share=0.3)) == pytest.approx(0.3 / (0.1 * 16 * 10))
-    assert float(feature_factor(16.0, c, 1e-6)) == 1.0
-
-
-@pytest.mark.parametrize("shape", [(1, 5), (7, 5), (40, 5), (2, 3, 5)])
-def test_the_features_curvature_lies_between_eigenvalue_and_trace(shape: tuple[int, ...]) -> None:
-    h = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 0.5
-    rows = [[*map(float, row), 1.0] for row in h.flatten(0, -2)]
-    moment = [[sum(r[i] * r[j] for r in rows) / len(rows) for j in range(6)] for i in range(6)]
-    found = float(feature_curvature(h))
-    assert found == pytest.approx(math.sqrt(sum(v * v for row in moment for v in row)), rel=1e-5)
-    matrix = torch.tensor(moment, dtype=torch.float64)
-    assert float(torch.linalg.eigvalsh(matrix)[-1]) - 1e-6 <= found <= float(matrix.trace()) + 1e-6
-    if len(rows) == 1:  # one sample: the limit of the normalised LMS filter
-        assert found == pytest.approx(float(matrix.trace()), rel=1e-6)
+def test_each_part_has_the_limit_of_its_own_weights() -> None:
+    loss, lr = torch.tensor(1e12, dtype=torch.float64), 0.1
+    gradients, weights = [4.0, 9.0, 0.0, 1.0], [25.0, 1.0, 0.0, 1e-9]
+    found = consensus_factors(
+        loss, *(torch.tensor(v, dtype=torch.float64) for v in (gradients, weights)), lr
+    ).tolist()
+    # a part that starts near 0 counts as a hundredth of all: ‖θ‖² = 26, so 0.0026 instead of 1e-9
+    for factor, square, weight in zip(found, gradients, [25.0, 1.0, 0.0026, 0.0026], strict=True):
+        length = 0.01 * math.sqrt(weight)
+        assert factor == pytest.approx(
+            min(1.0, length / (lr * math.sqrt(square))) if square else 1.0, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("lr", [0.5, 5.0, 500.0])
@@ -89,8 +86,8 @@ def test_least_squares_at_the_bounded_rate_converge(lr: float) -> None:
         for x, t in zip(h, target, strict=True):
             residual = x @ w - t
             gradient = torch.outer(x, residual)
-            factor = consensus_factor(0.5 * residual.square().sum(), gradient.square().sum(), HEAVY, lr)
-            w -= lr * torch.minimum(factor, feature_factor(1.0, x.square().sum(), lr)) * gradient
+            factor = of_one_part(0.5 * residual.square().sum(), gradient.square().sum(), HEAVY, lr)
+            w -= lr * factor * gradient
     assert (h @ w - target).square().mean() < 1e-6 * first
 
 

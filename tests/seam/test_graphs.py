@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +176,9 @@ def test_the_checks_are_those_of_the_objective() -> None:
         lifted(init="fsinit").backward(x, y)
     with pytest.raises(ps.SeamError, match="non-finite"):
         net.backward(x * torch.nan, y)
+
+
+def test_what_is_captured_leaves_the_host_alone() -> None:
+    script = Path(__file__).parents[1] / "reference" / "graph_work.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,13 +1,6 @@
 """The method's maths: pure functions from tensors to tensors. Torch only; no modules, no IO, no globals."""
 
-from protoseam.core.bounds import (
-    batch_share,
-    consensus_factor,
-    feature_curvature,
-    feature_factor,
-    head_factor,
-    prototype_factors,
-)
+from protoseam.core.bounds import batch_share, consensus_factors, head_factor, prototype_factors
 from protoseam.core.calibration import calibration_error, fit_temperature, negative_log_likelihood
 from protoseam.core.covariance import (
     ClassFactors,
@@ -50,13 +43,11 @@ __all__ = [
     "class_factors",
     "class_moments",
     "consensus",
-    "consensus_factor",
+    "consensus_factors",
     "consensus_slope",
     "effective_dimension",
     "empty_moments",
     "factorize",
-    "feature_curvature",
-    "feature_factor",
     "fit_temperature",
     "forward_sweep",
     "head_factor",

@@ -4,61 +4,31 @@ Each half of a lifted network minimises a term whose shape is known, which says 
 learning rate. Plain gradient steps (SGD) beyond these limits diverge. Everything stays on the device: no value is read
 by the host.
 
-Legend: B batch, C classes, D features, K seam width.
+Legend: C classes, K seam width, P parts of N1.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protoseam.core.precision import at_least_float32, no_autocast
-
-__all__ = [
-    "batch_share",
-    "consensus_factor",
-    "feature_curvature",
-    "feature_factor",
-    "head_factor",
-    "prototype_factors",
-]
+__all__ = ["batch_share", "consensus_factors", "head_factor", "prototype_factors"]
 
 # Measured with SGD (momentum .9) on the first-try panel (benchmarks/first_try.py); docs/method-card.md has the figures.
-KAPPA_FEATURES = 1.0
 KAPPA_POLYAK = 1.0
 KAPPA_WEIGHTS = 0.01
 KAPPA_HEAD = 1.0
 KAPPA_PROTOTYPES = 0.1
+_LEAST_PART = 0.01
 _TINY = 1e-30
-
-
-def feature_curvature(h_BD: Tensor) -> Tensor:
-    """‖Ê[(h, 1)(h, 1)ᵀ]‖_F over a batch: how curved least squares is in the weights and the bias that read h.
-
-    Steps along the mean of all samples are stable up to the inverse of the largest eigenvalue of R = E[(h, 1)(h, 1)ᵀ],
-    steps along one sample's gradient up to that of its trace E‖(h, 1)‖² (the normalised LMS filter). A batch lies
-    between: the squared Frobenius norm of its Ê has the mean ‖R‖²_F + about tr(R)²/B.
-
-    Args:
-        h_BD: the Linear's input; leading axes count as samples.
-
-    Returns:
-        A scalar, at least Ê's largest eigenvalue and at most its trace.
-    """
-    h = F.pad(at_least_float32(h_BD.flatten(0, -2)), (0, 1), value=1.0)
-    B, D = h.shape
-    with no_autocast(h.device):  # the norm of either product is the same
-        gram = h @ h.T if B < D else h.T @ h
-    return torch.linalg.vector_norm(gram) / B
 
 
 def batch_share(batch: float | Tensor, momentum: float) -> float | Tensor:
     """min(1, B(1 − μ)/(1 + μ)): how much of a step's limit SGD with momentum μ can use on B samples.
 
-    The limits of :func:`consensus_factor` and :func:`feature_factor` hold for one step along the gradient. A velocity
-    Σ_j μʲ g_{t−j} is worth the mean of (Σ μʲ)²/Σ μ²ʲ = (1 + μ)/(1 − μ) gradients, 19 for μ = 0.9. With fewer samples
-    than that per step, single samples decide too much of it: measured in docs/method-card.md.
+    The limits of :func:`consensus_factors` hold for one step along the gradient. A velocity Σ_j μʲ g_{t−j} is worth the
+    mean of (Σ μʲ)²/Σ μ²ʲ = (1 + μ)/(1 − μ) gradients, 19 for μ = 0.9. With fewer samples than that per step, single
+    samples decide too much of it: measured in docs/method-card.md.
 
     Args:
         batch: samples behind the gradient.
@@ -71,55 +41,39 @@ def batch_share(batch: float | Tensor, momentum: float) -> float | Tensor:
     return share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
 
 
-def feature_factor(
-    rho: float | Tensor, curvature: Tensor, lr: float | Tensor, share: float | Tensor = 1.0
-) -> Tensor:
-    """min(1, 1/(lr·ρ·c)): how much of its gradient the Linear that ends N1 can take at rate ``lr``.
-
-    In this layer's weights the consensus term is a least-squares problem of curvature ρ·E[hhᵀ], h the layer's input.
-
-    Args:
-        rho: the penalty ρ.
-        curvature: c of :func:`feature_curvature`.
-        lr: N1's learning rate.
-        share: how much of the limit to use, :func:`batch_share`.
-
-    Returns:
-        A factor in (0, 1], a scalar.
-    """
-    return (share * KAPPA_FEATURES / (rho * curvature) / lr).clamp_(max=1.0)
-
-
-def consensus_factor(
+def consensus_factors(
     loss: Tensor,
-    gradient_square: Tensor,
-    weight_square: Tensor,
+    gradient_square_P: Tensor,
+    weight_square_P: Tensor,
     lr: float | Tensor,
     share: float | Tensor = 1.0,
 ) -> Tensor:
-    """The share of N1's gradient that a step at rate ``lr`` can take, at most 1: the smaller of two limits.
+    """The share of its gradient that each part of N1 can take at rate ``lr``, at most 1: the smaller of two limits.
 
-    *The curvature along the gradient.* A quadratic of curvature c with minimum 0 has L/‖∇L‖² = 1/(2c), which gives
-    Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020).
+    *The curvature along the gradient,* of all parts together. A quadratic of curvature c with minimum 0 has
+    L/‖∇L‖² = 1/(2c), which gives Polyak's step L/(lr·‖∇L‖²), here as in ALI-G (Berrada, Zisserman & Kumar 2020).
 
-    *The size of the weights.* A step is at most a hundredth of N1's weights, lr·‖∇L‖ ≤ 0.01·‖θ1‖: larger ones, noisy in
-    small batches, can kill every ReLU before the curvature has grown.
+    *The size of the weights,* of each part. A step is at most a hundredth of a part's weights, lr·‖∇_p‖ ≤ 0.01·‖θ_p‖:
+    larger ones, noisy in small batches, can kill every ReLU before the curvature has grown. Weights below a hundredth
+    of all count as that hundredth, so that a part which starts at 0 can leave it.
 
     Args:
         loss: the consensus term L of the batch.
-        gradient_square: ‖∇L‖² over all parameters of N1.
-        weight_square: ‖θ1‖² of the same parameters.
+        gradient_square_P: ‖∇_p L‖² over the parameters of each part.
+        weight_square_P: ‖θ_p‖² of the same parameters.
         lr: N1's learning rate.
         share: how much of each limit to use, :func:`batch_share`.
 
     Returns:
-        A factor in (0, 1], a scalar.
+        Factors in (0, 1], ``(P,)``.
     """
-    gradient_square = gradient_square + _TINY
-    longest = torch.minimum(
-        KAPPA_POLYAK * loss / gradient_square, KAPPA_WEIGHTS * (weight_square / gradient_square).sqrt_()
+    gradient_square_P = gradient_square_P + _TINY
+    weight_square_P = torch.maximum(weight_square_P, _LEAST_PART**2 * weight_square_P.sum())
+    longest_P = torch.minimum(
+        KAPPA_POLYAK * loss / gradient_square_P.sum(),
+        KAPPA_WEIGHTS * (weight_square_P / gradient_square_P).sqrt_(),
     )
-    return (share * longest / lr).clamp_(max=1.0)
+    return (share * longest_P / lr).clamp_(max=1.0)
 
 
 def head_factor(prototypes_CK: Tensor, factors: Tensor, lr: float | Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Data in: a lifted network and a batch; data out: the loss terms, and gradients in ``p.grad``.
 
-Legend: B batch, C classes, D features, K seam width.
+Legend: B batch, C classes, K seam width.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from protoseam.core.objective import consensus, consensus_slope, prototype_gradient
 from protoseam.errors import SeamError
-from protoseam.seam.bounding import Rates, last_curvature
+from protoseam.seam.bounding import Rates
 from protoseam.seam.covariance import (
     ExactCovariance,
     IsotropicCovariance,
@@ -67,7 +67,7 @@ def backward(
             apart = _apart(net, generator, casting)
     with casting():
         cast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        z_BK, features = net._embed(x)
+        z_BK = net.embed(x)
     if checks.own:
         y = checks.before_step(net, z_BK, y)
     slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
@@ -75,7 +75,7 @@ def backward(
     z_BK.backward(slope_BK.to(z_BK.dtype))
     z_BK = z_BK.detach()
     if replays:
-        terms = _replayed(net, z_BK, y, features, generator, casting, cast)
+        terms = _replayed(net, z_BK, y, generator, casting, cast)
     else:
         with beside():
             if side is not None and embedded is not None:
@@ -83,7 +83,7 @@ def backward(
             terms, gradient_CK = _together(net, z_BK, y, slope_BK, apart)
         if side is not None and main is not None:
             main.wait_stream(side)
-        _settle(net, terms, gradient_CK, apart.gradients, features, len(z_BK))
+        _settle(net, terms, gradient_CK, apart.gradients, len(z_BK))
     if checks.own:
         checks.after_step(net, terms, z_BK, y)
     return terms
@@ -128,7 +128,6 @@ def _settle(
     terms: Terms,
     gradient_CK: Tensor,
     gradients: list[Tensor],
-    features: list[Tensor],
     batch: int,
     rates: Rates | None = None,
 ) -> None:
@@ -138,7 +137,7 @@ def _settle(
     for p, gradient in zip(_trained(net.n2), gradients, strict=True):
         p.grad = gradient
     if net._bounds is not None:
-        net._bounds.apply(net, terms.consensus, last_curvature(features), batch, rates)
+        net._bounds.apply(net, terms.consensus, batch, rates)
 
 
 def _trained(half: nn.Module) -> list[nn.Parameter]:
@@ -170,7 +169,6 @@ def _replayed(
     net: LiftedNetwork,
     z_BK: Tensor,
     y: Tensor,
-    features: list[Tensor],
     generator: torch.Generator | None,
     casting: Callable[[], AbstractContextManager[Any]],
     cast: Hashable,
@@ -185,16 +183,15 @@ def _replayed(
     limited = [] if bounds is None or rates is None else bounds.limited(net, rates)
 
     def work(
-        z_BK: Tensor, y: Tensor, h_BD: Tensor | None, gradients: list[Tensor] | None, *numbers: Tensor | None
+        z_BK: Tensor, y: Tensor, gradients: list[Tensor] | None, *numbers: Tensor | None
     ) -> tuple[Tensor, list[Tensor | None], Any]:
         for p, gradient in zip(limited, gradients or (), strict=True):
             p.grad = gradient
         apart = _apart(net, generator, casting)
         slope_BK = consensus_slope(z_BK, y, net.prototypes.detach(), net.rho)
         terms, gradient_CK = _together(net, z_BK, y, slope_BK, apart)
-        seen = [] if h_BD is None else [h_BD]
         now = Rates(*(0.0 if n is None else n for n in numbers)) if numbers else None
-        _settle(net, terms, gradient_CK, apart.gradients, seen, len(z_BK), now)
+        _settle(net, terms, gradient_CK, apart.gradients, len(z_BK), now)
         past = None if net._bounds is None else net._bounds.past
         return torch.stack(terms), [p.grad for p in given], past
 
@@ -218,7 +215,6 @@ def _replayed(
         [
             z_BK,
             y,
-            features[-1] if features else None,
             [p.grad for p in limited if p.grad is not None] or None,
             *(r if isinstance(r, Tensor) else float(r) if r > 0 else None for r in rates or ()),
         ],

@@ -6,21 +6,12 @@ what was applied to gradients so far, while they accumulate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from protoseam.core.bounds import (
-    batch_share,
-    consensus_factor,
-    feature_curvature,
-    feature_factor,
-    head_factor,
-    prototype_factors,
-)
+from protoseam.core.bounds import batch_share, consensus_factors, head_factor, prototype_factors
 from protoseam.seam.classifier import last_linear
 from protoseam.seam.groups import FollowedGroups
 from protoseam.seam.processes import all_reduce, world_size
@@ -28,7 +19,7 @@ from protoseam.seam.processes import all_reduce, world_size
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
 
-__all__ = ["GradientBounds", "Rates", "bounded", "inputs_of", "last_curvature"]
+__all__ = ["GradientBounds", "Rates", "bounded"]
 
 _LEAST = 1e-12  # a factor that is undone when gradients accumulate must not be 0
 _MOST_COPIED = 2**26  # parameters of N1; the steps of larger networks do not wait for the host
@@ -60,14 +51,12 @@ class GradientBounds:
 
     def __init__(self, groups: FollowedGroups) -> None:
         self.groups = groups
-        self.curvature: Tensor | None = None  # of the last batch, in the weights of N1's last Linear
         self.batch = 0  # samples in the last batch
-        # Since the gradients were zeroed: what was applied to those of each part, the mean consensus term and curvature
-        # behind them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
+        # Since the gradients were zeroed: what was applied to those of each part, the mean consensus term behind
+        # them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
         self.used = False
         self._applied: tuple[Tensor | float, ...] | None = None
         self._loss: Tensor | None = None
-        self._curvature: Tensor | None = None
         self._batch: Tensor | float = 0
         self._weight: Tensor | None = None
         self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
@@ -88,20 +77,18 @@ class GradientBounds:
         return not like_sgd and ("eps" in settings or "betas" in settings)
 
     @torch.no_grad()
-    def begin(
-        self, net: LiftedNetwork, loss: Tensor, curvature: Tensor | None, weight: Tensor, batch: int
-    ) -> None:
+    def begin(self, net: LiftedNetwork, loss: Tensor, weight: Tensor, batch: int) -> None:
         """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
         parts = self._parameters(net)
         gradients = _gradients([*parts.body, *parts.last])
         self._undone = None
         if not gradients or self._applied is None or self._loss is None or self._weight is None:
-            self._loss, self._curvature, self._weight, self._batch = loss, curvature, weight, batch
+            self._loss, self._weight, self._batch = loss, weight, batch
             return
         # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
-        left = _squares(gradients)[0] > 0
+        left = _squares(parts.body, parts.last)[0].sum() > 0
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
-        state = self._loss, self._curvature, self._weight, self._batch
+        state = self._loss, self._weight, self._batch
         self._weight = before = torch.where(left, self._weight, 0.0)
         self._add_decay(1 - factors[0], 1 - factors[1])
         for part, factor in zip(parts, factors, strict=True):
@@ -114,32 +101,21 @@ class GradientBounds:
             past_batch = torch.full((), float(past_batch), device=left.device)
         self._batch = batch + torch.where(left, past_batch, 0.0)
         self._loss = (weight * loss + before * torch.where(left, self._loss, 0.0)) / self._weight
-        if curvature is not None and self._curvature is not None:
-            past = torch.where(left, self._curvature, 0.0)
-            curvature = (weight * curvature + before * past) / self._weight
-        self._curvature = curvature
 
-    def apply(
-        self,
-        net: LiftedNetwork,
-        loss: Tensor,
-        curvature: Tensor | None,
-        batch: int,
-        rates: Rates | None = None,
-    ) -> None:
+    def apply(self, net: LiftedNetwork, loss: Tensor, batch: int, rates: Rates | None = None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
-        self._loss, self._curvature, self._batch = loss, curvature, batch
+        self._loss, self._batch = loss, batch
         self._weight, self._undone = torch.ones_like(loss), None
         self.end(net, rates)
 
     @property
     def past(self) -> tuple[Any, ...]:
         """What was applied to the gradients of the last batch, and what they were: for a step that is replayed."""
-        return self._loss, self._curvature, self._batch, self._weight, self._applied
+        return self._loss, self._batch, self._weight, self._applied
 
     @past.setter
     def past(self, past: tuple[Any, ...]) -> None:
-        self._loss, self._curvature, self._batch, self._weight, self._applied = past
+        self._loss, self._batch, self._weight, self._applied = past
         self._undone, self.used = None, True
 
     @torch.no_grad()
@@ -150,24 +126,18 @@ class GradientBounds:
         if self._undone is not None and self._undone[2] == _marks(net):
             self._redo(net)
             return
-        loss, curvature = self._loss, self._curvature
+        loss = self._loss
         if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
-            both = torch.stack([loss, loss if curvature is None else curvature.to(loss.dtype)])
-            add(both)
-            loss, mean = (both / world_size()).unbind()
-            curvature = None if curvature is None else mean
+            add(loss := loss / world_size())
         parts = self._parameters(net)
         lr, seam_lr, share = rates = self.rates(self._batch) if rates is None else rates
         body: Tensor | float = 1.0
         last: Tensor | float = 1.0
         head: Tensor | float = 1.0
-        if self._limits_n1(rates) and (gradients := _gradients(n1 := [*parts.body, *parts.last])):
-            gradient, weights = _squares(gradients, [p for p in n1 if p.grad is not None]).unbind()
-            square = gradient / self._weight.square()
-            body = last = consensus_factor(loss, square, weights, lr, share).clamp_(min=_LEAST)
-            if curvature is not None:
-                own = feature_factor(net.rho, curvature, lr, share)
-                last = torch.minimum(body, own.to(body.dtype)).clamp_(min=_LEAST)
+        if self._limits_n1(rates) and _gradients([*parts.body, *parts.last]):
+            gradient_P, weight_P = _squares(parts.body, parts.last)
+            gradient_P = gradient_P / self._weight.square()
+            body, last = consensus_factors(loss, gradient_P, weight_P, lr, share).clamp_(min=_LEAST).unbind()
         if _positive(seam_lr):
             if isinstance(net.n2, nn.Linear):
                 head = head_factor(net.prototypes, net.covariance.factors, seam_lr).to(loss.dtype)
@@ -201,7 +171,7 @@ class GradientBounds:
     def _redo(self, net: LiftedNetwork) -> None:
         """Put back what :meth:`begin` undid: ``torch.autograd.grad`` added nothing to the gradients."""
         assert self._undone is not None
-        (self._loss, self._curvature, self._weight, self._batch), factors, _ = self._undone
+        (self._loss, self._weight, self._batch), factors, _ = self._undone
         for part, factor in zip(self._parameters(net), factors, strict=True):
             if gradients := _gradients(part):
                 torch._foreach_mul_(gradients, factor)
@@ -240,29 +210,6 @@ class GradientBounds:
                     torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
 
-@contextmanager
-def inputs_of(layer: nn.Module | None) -> Iterator[list[Tensor]]:
-    """Within, every input of ``layer``, without its graph."""
-    seen: list[Tensor] = []
-    if layer is None:
-        yield seen
-        return
-
-    def see(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].detach())
-
-    handle = layer.register_forward_pre_hook(see)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def last_curvature(inputs: list[Tensor]) -> Tensor | None:
-    """The curvature in the weights of a Linear at the last input it got."""
-    return feature_curvature(inputs[-1]) if inputs else None
-
-
 def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
     """``total``, whose backward ends with ``bounds`` applied to the gradients of ``net``."""
     out: Tensor = _Bounded.apply(total, loss.detach(), net, bounds)
@@ -274,20 +221,14 @@ class _Bounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, loss: Tensor, net: LiftedNetwork, bounds: GradientBounds) -> Tensor:
-        ctx.loss, ctx.curvature, ctx.batch, ctx.net, ctx.bounds = (
-            loss,
-            bounds.curvature,
-            bounds.batch,
-            net,
-            bounds,
-        )
+        ctx.loss, ctx.batch, ctx.net, ctx.bounds = loss, bounds.batch, net, bounds
         return total.view_as(total)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = grad_outputs
         net, bounds = ctx.net, ctx.bounds
-        bounds.begin(net, ctx.loss, ctx.curvature, weight, ctx.batch)
+        bounds.begin(net, ctx.loss, weight, ctx.batch)
         engine = torch.autograd.Variable._execution_engine
         # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
         engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
@@ -319,10 +260,14 @@ def _first_with_gradient(half: nn.Module) -> nn.Parameter | None:
     return next((p for p in half.parameters() if p.grad is not None), None)
 
 
-def _squares(*lists: Sequence[Tensor]) -> Tensor:
-    """The squared norm of each of several equally long lists of tensors, never below float32."""
-    tensors = [t for tensors in lists for t in tensors]
+def _squares(*parts: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """The squared norms of each part's gradients and of the weights behind them, never below float32."""
+    trained = [[p for p in part if p.grad is not None] for part in parts]
+    tensors = [*_gradients([p for part in trained for p in part]), *(p for part in trained for p in part)]
     dtype = torch.float32
     for other in {t.dtype for t in tensors}:
         dtype = torch.promote_types(dtype, other)
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype)).unflatten(0, (len(lists), -1)).square_().sum(1)
+    squares_2N = torch.stack(torch._foreach_norm(tensors, 2, dtype)).unflatten(0, (2, -1)).square_()
+    sums = [part.sum(1) for part in squares_2N.split([len(part) for part in trained], 1)]
+    gradient_P, weight_P = torch.stack(sums, 1)
+    return gradient_P, weight_P

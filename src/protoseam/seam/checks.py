@@ -81,15 +81,6 @@ class TrainingChecks:
         self._forget()
         self._guard.moved = int(net.progress[0]) > 0
 
-    def unseen(self) -> None:
-        """Say once that one of the limits of N1's gradients is missing."""
-        self._say(
-            "unseen",
-            "N1 ran without its last Linear being seen, so the limit of N1's gradients that follows from that layer's "
-            "input is missing. A compiled N1 that was called by itself leaves out what is asked of it later: call "
-            "net(x) instead of net.n1(x), or torch.compiler.reset() before training",
-        )
-
     def counted_now(self, net: LiftedNetwork) -> None:
         """Follow new class counts."""
         self.counted, self.samples = True, int(net.class_count.sum())

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from protoseam.core.logistic import Reduce, logistic_regression
 from protoseam.core.precision import at_least_float32
 from protoseam.errors import ArgumentError
-from protoseam.seam.bounding import inputs_of
 from protoseam.seam.calling import eagerly
 from protoseam.seam.classifier import is_plain, last_linear
 from protoseam.seam.guards import name_some
@@ -77,10 +76,12 @@ class FeatureReader:
 
     def __call__(self, x: Any) -> Tensor:
         """Return the features of these inputs, ``(B, D)``."""
-        with eagerly(), inputs_of(self.last) as seen:
-            z_BK = self.net.embed(x)
         if self.last is None:
-            return z_BK
+            return self.net.embed(x)
+        seen: list[Tensor] = []
+        watched = self.last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        with eagerly(), watched:
+            z_BK = self.net.embed(x)
         if not self._proved:  # the first batch decides
             self._proved = True
             if len(seen) != 1 or not _leads_to(self.last, seen[0], z_BK):

@@ -21,10 +21,9 @@ from protoseam.core.sampling import check_draws
 from protoseam.core.schedules import Schedule, SineAnneal, rho_at
 from protoseam.errors import ArgumentTypeError
 from protoseam.seam.backward import backward
-from protoseam.seam.bounding import GradientBounds, bounded, inputs_of, last_curvature
-from protoseam.seam.calling import accepted_names, call, may_be_compiled
+from protoseam.seam.bounding import GradientBounds, bounded
+from protoseam.seam.calling import accepted_names, call
 from protoseam.seam.checks import TrainingChecks
-from protoseam.seam.classifier import last_linear
 from protoseam.seam.covariance import AbstractCovariance, RunningCovariance
 from protoseam.seam.graphs import Graphs
 from protoseam.seam.groups import FollowedGroups
@@ -148,14 +147,14 @@ class LiftedNetwork(KeepsState):
             Logits ``(B, n)``, or ``Terms``.
         """
         if y is None:
-            logits: Tensor = self.n2(self._run(x)[0])
+            z = call(self.n1, x, self._names)
+            check_output(self.n1, z)
+            logits: Tensor = self.n2(z)
             return logits
         eager = not torch.compiler.is_compiling()
         if eager:
             self._checks.must_be_whole(self)
-        z_BK, features = self._embed(x)
-        if self._bounds is not None:
-            self._bounds.curvature = last_curvature(features)
+        z_BK = self.embed(x)
         if eager:
             y = self._checks.before_step(self, z_BK, y)
         found = self._terms(z_BK, y, generator)
@@ -225,37 +224,13 @@ class LiftedNetwork(KeepsState):
         Args:
             x: inputs of N1.
         """
-        return self._embed(x)[0]
-
-    def _embed(self, x: Any) -> tuple[Tensor, list[Tensor]]:
-        """N1(x) as ``(B, k)``, and what :meth:`_run` saw."""
-        z, seen = self._run(x, prove=not self._proved and not torch.compiler.is_compiling())
-        return z if len(self.seam_shape) == 1 else z.flatten(1), seen
-
-    def _run(self, x: Any, prove: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """N1's output, and what its last Linear read if the bounds of N1's gradients need it.
-
-        They are asked in every call with gradients, whatever it is for: a compiled N1 runs a graph that was made
-        without a hook, if there is one, and leaves the hook out.
-        """
-        bounds = self._bounds
-        if bounds is None or bounds.leaves_n1 or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return self._output(x, prove), []
-        last = last_linear(self.n1, self.seam_layer)
-        with inputs_of(last) as seen:
-            z = self._output(x, prove)
-        if last is not None and not seen and may_be_compiled():
-            self._checks.unseen()
-        return z, seen
-
-    def _output(self, x: Any, prove: bool) -> Tensor:
-        if prove:
+        if not self._proved and not torch.compiler.is_compiling():
             z = first_output(self.n1, self.seam_layer or "", self.dim, x, self._names)
             self._proved = True
-        else:
-            z = call(self.n1, x, self._names)
-            check_output(self.n1, z)
-        return z
+            return z
+        z = call(self.n1, x, self._names)
+        check_output(self.n1, z)
+        return z if len(self.seam_shape) == 1 else z.flatten(1)
 
     def head(self, z_BK: Tensor) -> Tensor:
         """Return N2's logits ``(B, n)``, computed in the head's own dtype.
