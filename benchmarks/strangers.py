@@ -4,14 +4,16 @@
     python benchmarks/strangers.py --only tabular --seeds 7
     PROTOSEAM_DATA=... python benchmarks/strangers.py --list later  # cells of a later day: about ten minutes
     PROTOSEAM_DATA=... python benchmarks/strangers.py --list sgd  # cells for the limits of N1's gradients: five minutes
+    PROTOSEAM_DATA=... python benchmarks/strangers.py --list parts  # others for the same: ten minutes
     python benchmarks/strangers.py --table                 # print the table of what was measured
 
 ``benchmarks/first_try.py`` is the panel on which the defaults were chosen. The cells here were written down before any
-of them was run, and all of them are kept. Defaults changed after these had been seen, so LATER and SGD have others,
-each written down after a change and before any of them was run. Both sides get the same of everything but the loss. The
-lifted side is the README's loop, as it stands. The cells of photographs read arrays from $PROTOSEAM_DATA
-(strangers_tasks.py says which files), and one cell needs timm. Raw results go to results/first_try/strangers.jsonl,
-strangers-later.jsonl and strangers-sgd.jsonl, one line per cell and seed; what is there is not run again.
+of them was run, and all of them are kept. Defaults changed after these had been seen, so LATER, SGD and PARTS have
+others, each written down after a change and before any of them was run. Both sides get the same of everything but the
+loss. The lifted side is the README's loop, as it stands. The cells of photographs read arrays from $PROTOSEAM_DATA
+(strangers_tasks.py says which files), and two cells need timm. Raw results go to results/first_try/strangers.jsonl,
+strangers-later.jsonl, strangers-sgd.jsonl and strangers-parts.jsonl, one line per cell and seed; what is there is not
+run again.
 """
 
 from __future__ import annotations
