@@ -158,7 +158,7 @@ class Options(TypedDict, total=False):
         Option(
             True,
             "after the last epoch, fit the two Linears around the seam as one classifier on N1's features, by logistic "
-            "regression, where its errors on the training samples say so; only where N2 is one Linear with a bias",
+            "regression, unless samples left out of the fit speak against it; only where N2 is one Linear with a bias",
         ),
     ]
 
