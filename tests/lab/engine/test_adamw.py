@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import protoseam as ps
 from protoseam.lab.engine.adamw import FlatAdamW
 from protoseam.lab.engine.optim import FlatOptimizer, FlatSGD, Gathered
 
@@ -192,3 +193,23 @@ def test_low_precision_copies_follow_float32_masters() -> None:
         moved, master = start - model.weight, model.weight.detach().clone()
     assert (moved > 1e-5).all()
     assert torch.equal(model.weight, master.bfloat16())
+
+
+@pytest.mark.parametrize(("kind", "limited"), [(FlatAdamW, False), (FlatSGD, True)])
+def test_the_seam_limits_n1_for_sgd_alone_as_with_torchs_optimizers(
+    kind: type[FlatOptimizer], limited: bool
+) -> None:
+    """Large features make steps that a limit must shorten; Adam divides by the gradient's size in any case."""
+    x, y = 100 * torch.randn(64, 8), torch.arange(64) % 4
+    net = ps.lift(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), num_classes=4, dim=4)
+    net.initialize([(x, y)])
+    net.set_progress(0, 2)
+    free = copy.deepcopy(net)
+    free.param_groups(0.1, bounded=False)
+    kind(net.param_groups(0.1))
+    for n in (net, free):
+        n.objective(x, y, generator=torch.Generator().manual_seed(0)).total.backward()
+    same = [
+        torch.equal(p.grad, q.grad) for p, q in zip(net.n1.parameters(), free.n1.parameters(), strict=True)
+    ]
+    assert not any(same) if limited else all(same)

@@ -18,6 +18,9 @@ class FlatAdamW(FlatOptimizer):
     """AdamW by operations on whole buffers, without the host, so that a captured step can hold the update."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
+        groups = list(groups)
+        for group in groups:
+            group.setdefault("eps", _EPSILON)  # as torch.optim.AdamW does: the seam's bounds know Adam by it
         super().__init__(groups, **options)
         self.second = [torch.zeros_like(s.master) for s in self.segments]
         # updates so far; float64, in which βᵗ needs no care
