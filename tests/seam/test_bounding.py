@@ -178,6 +178,23 @@ def test_a_loss_scale_changes_nothing_but_the_scale() -> None:
         assert torch.allclose(found[1][name], one, rtol=1e-4), name
 
 
+def test_the_total_can_be_divided_in_place() -> None:
+    """As loops that accumulate write it: loss /= batches."""
+    net = lifted()
+    torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))
+    found = []
+    for in_place in (False, True):
+        net.zero_grad()
+        loss = net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total
+        if in_place:
+            loss /= 2
+        else:
+            loss = loss / 2
+        loss.backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_autograd_grad_leaves_gradients_as_they_are() -> None:
     net = lifted()
     torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))

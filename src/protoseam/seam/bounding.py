@@ -51,7 +51,6 @@ class GradientBounds:
 
     def __init__(self, groups: FollowedGroups) -> None:
         self.groups = groups
-        self.batch = 0  # samples in the last batch
         # Since the gradients were zeroed: what was applied to those of each part, the mean consensus term behind
         # them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
         self.used = False
@@ -210,9 +209,9 @@ class GradientBounds:
                     torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
 
-def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, bounds: GradientBounds) -> Tensor:
+def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, batch: int, bounds: GradientBounds) -> Tensor:
     """``total``, whose backward ends with ``bounds`` applied to the gradients of ``net``."""
-    out: Tensor = _Bounded.apply(total, loss.detach(), net, bounds)
+    out: Tensor = _Bounded.apply(total, loss.detach(), batch, net, bounds)
     return out
 
 
@@ -220,19 +219,21 @@ class _Bounded(torch.autograd.Function):
     """The identity; its backward is the first of the objective's, and asks to be called again after the last."""
 
     @staticmethod
-    def forward(ctx: Any, total: Tensor, loss: Tensor, net: LiftedNetwork, bounds: GradientBounds) -> Tensor:
-        ctx.loss, ctx.batch, ctx.net, ctx.bounds = loss, bounds.batch, net, bounds
-        return total.view_as(total)
+    def forward(
+        ctx: Any, total: Tensor, loss: Tensor, batch: int, net: LiftedNetwork, bounds: GradientBounds
+    ) -> Tensor:
+        ctx.loss, ctx.batch, ctx.net, ctx.bounds = loss, batch, net, bounds
+        return total.detach()  # a view could not be divided in place, as loops that accumulate do
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         (weight,) = grad_outputs
         net, bounds = ctx.net, ctx.bounds
         bounds.begin(net, ctx.loss, weight, ctx.batch)
         engine = torch.autograd.Variable._execution_engine
         # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
         engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
-        return weight, None, None, None
+        return weight, None, None, None, None
 
 
 def _positive(rate: float | Tensor) -> bool:

@@ -265,8 +265,7 @@ class LiftedNetwork(KeepsState):
         classify, push = without_images(self, self.prototypes, generator)
         total = pull + classify + push
         if self._bounds is not None and total.requires_grad and not torch.compiler.is_compiling():
-            self._bounds.batch = len(z_BK)
-            total = bounded(self, total, pull, self._bounds)
+            total = bounded(self, total, pull, len(z_BK), self._bounds)
         return Terms(total, pull, classify, push)
 
     def _weights(self) -> Tensor | None:
