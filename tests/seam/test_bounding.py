@@ -97,23 +97,27 @@ def test_an_optimizer_that_rescales_gradients_gets_n1s_as_they_are(kind: type[to
     assert not torch.allclose(kept["n2.weight"], raw["n2.weight"])
 
 
-@pytest.mark.parametrize("none", [True, False])
-def test_accumulated_gradients_are_bounded_as_one(none: bool) -> None:
-    """Two halves of a batch, each at half weight, give the gradients of the whole."""
+@pytest.mark.parametrize("how", ["in turn", "in turn, from zeros", "as a sum"])
+def test_accumulated_gradients_are_bounded_as_one(how: str) -> None:
+    """Four quarters of a batch, each at a quarter's weight, give the gradients of the whole."""
     net = lifted()
     torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))
     quiet = ps.IsotropicCovariance(1e-6, floor=1e-3)
     net.covariance = copy.deepcopy(quiet)
     net.covariance.bind(CLASSES, DIM)
     found = []
-    for parts in (1, 2):
-        net.zero_grad(set_to_none=none)
+    for parts in (1, 4):
+        net.zero_grad(set_to_none=how != "in turn, from zeros")
+        losses = []
         for x, y in zip(X.chunk(parts), Y.chunk(parts), strict=True):
             g = torch.Generator().manual_seed(0)
-            (net.objective(x, y, generator=g).total / parts).backward()
+            losses.append(net.objective(x, y, generator=g).total / parts)
+        pairs = [sum(losses[i : i + 2]) for i in range(0, parts, 2)]  # which are added to what is there
+        for loss in pairs if how == "as a sum" else losses:
+            loss.backward()
         found.append({name: p.grad.clone() for name, p in net.named_parameters()})
     for name, whole in found[0].items():
-        if name != "prototypes":  # each half's is bounded by itself
+        if name != "prototypes":  # each part's is bounded by itself
             assert torch.allclose(found[1][name], whole, rtol=2e-2, atol=1e-4), name
 
 

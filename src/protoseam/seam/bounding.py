@@ -58,6 +58,7 @@ class GradientBounds:
         self._loss: Tensor | None = None
         self._batch: Tensor | float = 0
         self._weight: Tensor | None = None
+        self._backward: int | None = None  # autograd's number of the one that goes on
         self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
         self._parts, self._of_last = _Parts([], [], []), set[int]()
@@ -76,30 +77,46 @@ class GradientBounds:
         return not like_sgd and ("eps" in settings or "betas" in settings)
 
     @torch.no_grad()
-    def begin(self, net: LiftedNetwork, loss: Tensor, weight: Tensor, batch: int) -> None:
-        """A backward starts, of ``weight`` times the objective; undo what was done to gradients it will add to."""
+    def begin(self, net: LiftedNetwork, loss: Tensor, weight: Tensor, batch: int) -> bool:
+        """Hear of ``weight`` times an objective whose backward starts; undo what was done to gradients it adds to.
+
+        Returns:
+            Whether it is the first objective of this backward. The others, of a sum of several, count with it.
+        """
+        before, self._backward = self._backward, torch._C._current_graph_task_id()
+        if self._backward == before:
+            self._count(loss, weight, batch)
+            return False
         parts = self._parameters(net)
         gradients = _gradients([*parts.body, *parts.last])
         self._undone = None
         if not gradients or self._applied is None or self._loss is None or self._weight is None:
             self._loss, self._weight, self._batch = loss, weight, batch
-            return
+            return True
         # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
         left = _squares(parts.body, parts.last)[0].sum() > 0
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
         state = self._loss, self._weight, self._batch
-        self._weight = before = torch.where(left, self._weight, 0.0)
+        self._loss, self._weight = (torch.where(left, past, 0.0) for past in (self._loss, self._weight))
         self._add_decay(1 - factors[0], 1 - factors[1])
         for part, factor in zip(parts, factors, strict=True):
             if of := _gradients(part):
                 torch._foreach_div_(of, factor)
         self._undone = state, factors, _marks(net)
-        self._weight = weight + before
         past_batch = self._batch  # a number that is filled in on the device, where a copy would wait
         if not isinstance(past_batch, Tensor):
             past_batch = torch.full((), float(past_batch), device=left.device)
-        self._batch = batch + torch.where(left, past_batch, 0.0)
-        self._loss = (weight * loss + before * torch.where(left, self._loss, 0.0)) / self._weight
+        self._batch = torch.where(left, past_batch, 0.0)
+        self._count(loss, weight, batch)
+        return True
+
+    def _count(self, loss: Tensor, weight: Tensor, batch: int) -> None:
+        """Add an objective to those that the gradients are of."""
+        assert self._loss is not None
+        assert self._weight is not None
+        before, self._weight = self._weight, self._weight + weight
+        self._loss = (weight * loss + before * self._loss) / self._weight
+        self._batch = self._batch + batch
 
     def apply(self, net: LiftedNetwork, loss: Tensor, batch: int, rates: Rates | None = None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
@@ -120,6 +137,7 @@ class GradientBounds:
     @torch.no_grad()
     def end(self, net: LiftedNetwork, rates: Rates | None = None) -> None:
         """All gradients are there: bring them within their limits, which follow from the rates of now."""
+        self._backward = None
         if self._loss is None or self._weight is None:
             return
         if self._undone is not None and self._undone[2] == _marks(net):
@@ -229,10 +247,10 @@ class _Bounded(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         (weight,) = grad_outputs
         net, bounds = ctx.net, ctx.bounds
-        bounds.begin(net, ctx.loss, weight, ctx.batch)
-        engine = torch.autograd.Variable._execution_engine
-        # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
-        engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
+        if bounds.begin(net, ctx.loss, weight, ctx.batch):
+            engine = torch.autograd.Variable._execution_engine
+            # twice: DistributedDataParallel queues its own, which hands out the mean gradients, during the backward
+            engine.queue_callback(lambda: engine.queue_callback(lambda: bounds.end(net)))
         return weight, None, None, None, None
 
 
