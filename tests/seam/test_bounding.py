@@ -121,6 +121,19 @@ def test_accumulated_gradients_are_bounded_as_one(how: str) -> None:
             assert torch.allclose(found[1][name], whole, rtol=2e-2, atol=1e-4), name
 
 
+def test_gradients_accumulate_where_n1_is_frozen() -> None:
+    net = lifted()
+    net.n1.requires_grad_(False)
+    torch.optim.SGD(net.param_groups(5.0))
+    found = []
+    for parts in (1, 2):
+        net.zero_grad()
+        for _ in range(parts):
+            (net.objective(X, Y, generator=torch.Generator().manual_seed(0)).total / parts).backward()
+        found.append([p.grad for p in (net.prototypes, *net.n2.parameters())])
+    torch.testing.assert_close(*found)
+
+
 def test_what_accumulates_is_bounded_by_the_mean_of_its_losses() -> None:
     net = lifted()
     with torch.no_grad():

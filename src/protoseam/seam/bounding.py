@@ -88,13 +88,14 @@ class GradientBounds:
             self._count(loss, weight, batch)
             return False
         parts = self._parameters(net)
-        gradients = _gradients([*parts.body, *parts.last])
+        # N1's show whether gradients are left from before, and the seam's where N1 is frozen
+        shown = [p for p in (*parts.body, *parts.last) if p.requires_grad] or [*parts.n2, net.prototypes]
         self._undone = None
-        if not gradients or self._applied is None or self._loss is None or self._weight is None:
+        if not _gradients(shown) or self._applied is None or self._loss is None or self._weight is None:
             self._loss, self._weight, self._batch = loss, weight, batch
             return True
         # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
-        left = _squares(parts.body, parts.last)[0].sum() > 0
+        left = _squares(shown)[0].sum() > 0
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
         state = self._loss, self._weight, self._batch
         self._loss, self._weight = (torch.where(left, past, 0.0) for past in (self._loss, self._weight))
