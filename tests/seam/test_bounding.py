@@ -80,6 +80,15 @@ def test_a_smaller_step_of_sgd_is_smaller_in_its_decay_too() -> None:
         assert torch.allclose(p.grad, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_copy_of_network_and_optimizer_goes_on_as_they_do() -> None:
+    net = lifted()
+    pair = net, torch.optim.SGD(net.param_groups(5.0, weight_decay=3.0))
+    kept = limits(net)
+    net, _ = copy.deepcopy(pair)
+    for name, gradient in limits(net).items():
+        assert torch.equal(gradient, kept[name]), name
+
+
 @pytest.mark.parametrize(
     "kind",
     [torch.optim.AdamW, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam],

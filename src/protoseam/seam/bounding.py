@@ -61,7 +61,7 @@ class GradientBounds:
         self._backward: int | None = None  # autograd's number of the one that goes on
         self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
-        self._parts, self._of_last = _Parts([], [], []), set[int]()
+        self._parts = _Parts([], [], [])
         self._firsts: list[nn.Parameter | None] = [None, None]
         self._copies = False  # whether N1's gradients are few enough, and dense
 
@@ -201,8 +201,8 @@ class GradientBounds:
         if any(now is not before for now, before in zip(firsts, self._firsts, strict=True)):
             layer = last_linear(net.n1, net.seam_layer)
             self._firsts, last = firsts, [] if layer is None else list(layer.parameters())
-            self._of_last = {id(p) for p in last}
-            body = [p for p in net.n1.parameters() if id(p) not in self._of_last]
+            of_last = {id(p) for p in last}
+            body = [p for p in net.n1.parameters() if id(p) not in of_last]
             self._parts = _Parts(body, last, list(net.n2.parameters()))
             numbers = sum(p.numel() for p in (*body, *last))
             sparse = any(getattr(m, "sparse", False) for m in net.n1.modules())
@@ -219,11 +219,12 @@ class GradientBounds:
         assert self._weight is not None
         for group in self.groups.now:
             decay = group.get("weight_decay", 0.0)
-            if not decay or "dampening" not in group or group.get("name") not in ("n1", "body"):
+            if not decay or "dampening" not in group:
                 continue  # dampening: SGD alone has it
-            dense = [p for p in group["params"] if p.grad is not None and not p.grad.is_sparse]
-            for share, of_last in ((body, False), (last, True)):
-                if params := [p for p in dense if (id(p) in self._of_last) == of_last]:
+            own = {id(p) for p in group["params"]}
+            for share, part in ((body, self._parts.body), (last, self._parts.last)):
+                params: list[Any] = [p for p in part if id(p) in own]
+                if params := [p for p in params if p.grad is not None and not p.grad.is_sparse]:
                     gradients = [p.grad for p in params]
                     torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
 
