@@ -287,6 +287,22 @@ def test_the_limits_follow_a_rate_that_rises(resumed: bool) -> None:
     assert torch.allclose(limits(net)["n1.0.weight"], expected["n1.0.weight"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("one", [False, True])
+def test_the_limits_follow_groups_that_were_made_anew(one: bool) -> None:
+    """Without their names, or as one: the optimizer's first step shows them."""
+    net = lifted()
+    raw, _ = raw_and_bounded(net, 5.0)
+    groups = net.param_groups(5.0)
+    groups.insert(0, {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.0})
+    groups[1:] = [{"params": g["params"], "lr": g["lr"]} for g in groups[1:]]
+    optimizer = torch.optim.AdamW(net.parameters() if one else groups, lr=5.0)
+    start = copy.deepcopy(net.state_dict())
+    limits(net)
+    optimizer.step()
+    net.load_state_dict(start)
+    assert torch.allclose(limits(net)["n1.0.weight"], raw["n1.0.weight"], rtol=1e-4)
+
+
 def test_a_rate_may_be_a_tensor() -> None:
     net = lifted()
     _, expected = raw_and_bounded(net, 5.0)

@@ -217,7 +217,7 @@ class GradientBounds:
         it is.
         """
         assert self._weight is not None
-        for group in self.groups.now:
+        for group in {id(group): group for group in self.groups.now}.values():
             decay = group.get("weight_decay", 0.0)
             if not decay or "dampening" not in group:
                 continue  # dampening: SGD alone has it

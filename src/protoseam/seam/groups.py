@@ -89,13 +89,15 @@ class FollowedGroups:
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
-        self.now, self.given = groups, [float(group["lr"]) for group in groups]
+        self.now, self.given = list(groups), [float(group["lr"]) for group in groups]
+        # the groups that an optimizer has may lack the names, or be fewer
+        self.names, self.firsts = zip(*((group["name"], group["params"][0]) for group in groups), strict=True)
         _watch_steps()
-        _FOLLOWED[id(groups[-1]["params"][0])] = self
+        _FOLLOWED[id(self.firsts[-1])] = self
 
     def rate(self, *names: str) -> float | Tensor:
         """Return the highest rate of the groups with these names, now or as given; on the device if it is a tensor."""
-        chosen = [i for i, group in enumerate(self.now) if group.get("name") in names]
+        chosen = [i for i, name in enumerate(self.names) if name in names]
         rates = [*(self.now[i]["lr"] for i in chosen), *(self.given[i] for i in chosen)]
         tensors = [rate for rate in rates if isinstance(rate, Tensor)]
         given = max((rate for rate in rates if not isinstance(rate, Tensor)), default=0.0)
@@ -113,10 +115,11 @@ def _watch_steps() -> None:
 
 def _renew(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
-        followed = _FOLLOWED.get(id(group["params"][0])) if group.get("name") == "prototypes" else None
+        followed = _FOLLOWED.get(id(group["params"][0])) if group["params"] else None
         if followed is not None and followed.now[-1] is not group:
             theirs = {id(p): other for other in optimizer.param_groups for p in other["params"]}
-            followed.now = [theirs.get(id(mine["params"][0]), mine) for mine in followed.now]
+            pairs = zip(followed.firsts, followed.now, strict=True)
+            followed.now = [theirs.get(id(first), mine) for first, mine in pairs]
 
 
 def _trained(half: nn.Module) -> list[nn.Parameter]:
