@@ -265,25 +265,29 @@ def limits(net: ps.Lifted) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.parametrize("optimizers", [1, 2])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_the_limits_follow_a_rate_that_rises(resumed: bool) -> None:
+def test_the_limits_follow_a_rate_that_rises(resumed: bool, optimizers: int) -> None:
     """OneCycleLR, say, takes its own highest rate, whatever the groups were made with."""
     net = lifted()
     _, expected = raw_and_bounded(net, 5.0)
-    optimizer = torch.optim.SGD(net.param_groups(1e-6))
+    n1, *seam = net.param_groups(1e-6)
+    made = [torch.optim.SGD(groups) for groups in ([[n1], seam] if optimizers == 2 else [[n1, *seam]])]
     start = copy.deepcopy(net.state_dict())
-    if resumed:  # the optimizer then has other dicts, which its next step shows
-        optimizer.load_state_dict(optimizer.state_dict())
-    for group in optimizer.param_groups:
-        group["lr"] *= 5e6
+    for optimizer in made:
+        if resumed:  # the optimizer then has other dicts, which its next step shows
+            optimizer.load_state_dict(optimizer.state_dict())
+        for group in optimizer.param_groups:
+            group["lr"] *= 5e6
     limits(net)
-    optimizer.step()
+    for optimizer in made:
+        optimizer.step()
     net.load_state_dict(start)
     for name, gradient in limits(net).items():
         assert torch.allclose(gradient, expected[name], rtol=1e-4), name
-    for group in optimizer.param_groups:
+    for group in made[0].param_groups:
         group["lr"] = 1e-9  # a rate that falls leaves the limits of the one that was given
-    net.param_groups(5.0)  # the optimizer holds other groups, so these count until it steps
+    net.param_groups(5.0)  # the optimizers hold other groups, so these count until it steps
     assert torch.allclose(limits(net)["n1.0.weight"], expected["n1.0.weight"], rtol=1e-4)
 
 

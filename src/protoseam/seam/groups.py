@@ -82,7 +82,7 @@ class FollowedGroups:
     """Parameter groups as their optimizer has them now; schedulers change the rates in them.
 
     A torch optimizer keeps the dicts that it was made from, until its ``load_state_dict`` puts others in their place.
-    So each step of the optimizer that holds the prototypes renews them.
+    So each step of an optimizer renews those that it holds.
 
     Args:
         groups: the groups, as ``parameter_groups`` returns them.
@@ -93,7 +93,7 @@ class FollowedGroups:
         # the groups that an optimizer has may lack the names, or be fewer
         self.names, self.firsts = zip(*((group["name"], group["params"][0]) for group in groups), strict=True)
         _watch_steps()
-        _FOLLOWED[id(self.firsts[-1])] = self
+        _FOLLOWED.update((id(first), self) for first in self.firsts)
 
     def rate(self, *names: str) -> float | Tensor:
         """Return the highest rate of the groups with these names, now or as given; on the device if it is a tensor."""
@@ -104,7 +104,7 @@ class FollowedGroups:
         return torch.stack(tensors).max().clamp_(min=max(given, 1e-30)) if tensors else given
 
 
-# By the prototypes they hold. A network that is gone takes its groups along.
+# By the first parameter of each. A network that is gone takes its groups along.
 _FOLLOWED: weakref.WeakValueDictionary[int, FollowedGroups] = weakref.WeakValueDictionary()
 
 
@@ -116,7 +116,7 @@ def _watch_steps() -> None:
 def _renew(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
         followed = _FOLLOWED.get(id(group["params"][0])) if group["params"] else None
-        if followed is not None and followed.now[-1] is not group:
+        if followed is not None and not any(group is mine for mine in followed.now):
             theirs = {id(p): other for other in optimizer.param_groups for p in other["params"]}
             pairs = zip(followed.firsts, followed.now, strict=True)
             followed.now = [theirs.get(id(first), mine) for first, mine in pairs]
