@@ -33,10 +33,11 @@ def two(net: ps.Lifted, y: torch.Tensor) -> tuple[ps.Terms, ps.Terms, ps.Lifted]
     """The terms by each route, and a copy of the network that took autograd's."""
     other = copy.deepcopy(net)
     other._bounds = net._bounds if net._bounds is None else copy.copy(net._bounds)
+    x = DATA[0][0].to(next(net.n1.parameters()).dtype)
     torch.manual_seed(5)
-    by_hand = net.backward(DATA[0][0], y, generator=torch.Generator().manual_seed(1))
+    by_hand = net.backward(x, y, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(5)
-    by_graph = other.objective(DATA[0][0], y, generator=torch.Generator().manual_seed(1))
+    by_graph = other.objective(x, y, generator=torch.Generator().manual_seed(1))
     by_graph.total.backward()
     return by_hand, by_graph, other
 
@@ -98,6 +99,28 @@ def test_so_it_is_behind_a_convolution() -> None:
     )
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, CLASSES))
     assert_same(ps.lift((body, head), probe=DATA[0][0], init="random"), TARGETS["labels"])
+
+
+class Spare(nn.Module):
+    """A head with a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(5, CLASSES), nn.Linear(5, CLASSES)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.used(z)
+
+
+@pytest.mark.parametrize("targets", ["labels", "soft"])
+@pytest.mark.parametrize("case", ["frozen N1", "float64 N1", "unused layer"])
+def test_so_it_is_with_halves_of_other_kinds(case: str, targets: str) -> None:
+    head = Spare() if case == "unused layer" else nn.Linear(5, CLASSES)
+    net = ps.lift((nn.Linear(FEATURES, 5), head), dim=5, num_classes=CLASSES, init="random")
+    net.n1.requires_grad_(case != "frozen N1")
+    if case == "float64 N1":
+        net.n1.double()
+    assert_same(net, TARGETS[targets])
 
 
 def test_gradients_are_not_added_up() -> None:

@@ -125,7 +125,8 @@ def prototype_gradient(apart_CK: Tensor, y: Tensor, slope_BK: Tensor) -> Tensor:
     """
     if y.is_floating_point():
         return apart_CK.sub_(y.to(slope_BK.dtype).T @ slope_BK)
-    return apart_CK.index_add_(0, y, slope_BK, alpha=-1)
+    # float64 embeddings have slopes that are wider than float32 prototypes
+    return apart_CK.index_add_(0, y, slope_BK.to(apart_CK.dtype), alpha=-1)
 
 
 def repulsion(prototypes_CK: Tensor, alpha: float = 2.0) -> Tensor:  # α = 2: paper, eq:penalty

@@ -7,7 +7,7 @@ Legend: B batch, C classes, K seam width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,7 +72,8 @@ def backward(
         y = checks.before_step(net, z_BK, y)
     slope_BK = consensus_slope(z_BK.detach(), y, net.prototypes.detach(), net.rho)
     embedded = None if main is None else main.record_event()
-    z_BK.backward(slope_BK.to(z_BK.dtype))
+    if z_BK.requires_grad:  # N1 may be frozen
+        z_BK.backward(slope_BK.to(z_BK.dtype))
     z_BK = z_BK.detach()
     if replays:
         terms = _replayed(net, z_BK, y, generator, casting, cast)
@@ -95,7 +96,7 @@ class _Apart(NamedTuple):
     classification: Tensor
     repulsion: Tensor
     gradient_CK: Tensor
-    gradients: list[Tensor]
+    gradients: Sequence[Tensor | None]  # None: N2 does not use the parameter
 
 
 def _apart(
@@ -106,7 +107,7 @@ def _apart(
     s_CK = net.prototypes.detach().requires_grad_()
     with casting():
         classify, push = without_images(net, s_CK, generator)
-    apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *_trained(net.n2)])
+    apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *_trained(net.n2)], allow_unused=True)
     return _Apart(classify.detach(), push.detach(), apart_CK, gradients)
 
 
@@ -127,7 +128,7 @@ def _settle(
     net: LiftedNetwork,
     terms: Terms,
     gradient_CK: Tensor,
-    gradients: list[Tensor],
+    gradients: Sequence[Tensor | None],
     batch: int,
     rates: Rates | None = None,
 ) -> None:
