@@ -128,3 +128,9 @@ def test_gradients_are_not_added_up() -> None:
     net.backward(*DATA[0])
     with pytest.raises(ps.SeamError, match="zero_grad"):
         net.backward(*DATA[0])
+
+
+def test_several_processes_are_sent_to_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protoseam.seam.backward.world_size", lambda: 2)
+    with pytest.raises(ps.SeamError, match=r"which nothing averages.*DistributedDataParallel"):
+        lifted().backward(*DATA[0])

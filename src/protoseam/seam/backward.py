@@ -53,6 +53,11 @@ def backward(
         raise SeamError(
             "net.backward sets gradients and does not add to them: call optimizer.zero_grad(set_to_none=True) before"
         )
+    if world_size() > 1:
+        raise SeamError(
+            "net.backward leaves each process the gradients of its own batch, which nothing averages: with several "
+            "processes wrap the network in DistributedDataParallel and call wrapped(x, y).total.backward()"
+        )
     checks = net._checks
     replays = capture and side is None and _can_replay(net)
     main = None if side is None else torch.cuda.current_stream()
@@ -161,7 +166,6 @@ def _can_replay(net: LiftedNetwork) -> bool:
         and net.loss_fn is None
         and type(net.covariance) in _KNOWN
         and (net._bounds is None or net._bounds.can_copy(net))
-        and world_size() == 1
         and not torch.cuda.is_current_stream_capturing()
     )
 

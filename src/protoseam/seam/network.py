@@ -206,14 +206,15 @@ class LiftedNetwork(KeepsState):
             side: a CUDA stream for the work that no image enters; None does it in line.
             casting: opens the context of each forward pass: ``lambda: torch.autocast("cuda", torch.bfloat16)``.
             capture: replay the seam's work as a CUDA graph where it can be captured. Elsewhere, and where N2 is not one
-                Linear, a loss or an estimator is the caller's, there are several processes, or SGD trains an N1 of more
-                than 64 million parameters, it is launched piece by piece.
+                Linear, a loss or an estimator is the caller's, or SGD trains an N1 of more than 64 million parameters,
+                it is launched piece by piece.
 
         Returns:
             ``Terms`` without a graph; the gradients are in ``p.grad``.
 
         Raises:
-            SeamError: the prototypes have a gradient already, or no values yet.
+            SeamError: the prototypes have a gradient already, or no values yet; or there are several processes, whose
+                gradients only DistributedDataParallel around the network averages.
             ArgumentError: the targets do not fit the batch or the classes.
         """
         return backward(self, x, y, generator=generator, side=side, casting=casting, capture=capture)
