@@ -162,7 +162,7 @@ def _can_replay(net: LiftedNetwork) -> bool:
     return (
         net.prototypes.is_cuda
         and type(n2) is nn.Linear
-        and not (n2._forward_hooks or n2._forward_pre_hooks or n2._backward_hooks)
+        and not (n2._forward_hooks or n2._forward_pre_hooks or n2._backward_hooks or n2._backward_pre_hooks)
         and net.loss_fn is None
         and type(net.covariance) in _KNOWN
         and (net._bounds is None or net._bounds.can_copy(net))
