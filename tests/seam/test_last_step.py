@@ -307,6 +307,15 @@ def test_of_more_samples_than_a_fit_can_take_it_takes_a_part(monkeypatch: pytest
     assert (net(X).argmax(1) == Y).double().mean() > 0.9
 
 
+def test_a_part_has_a_sample_of_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protoseam.seam.last_step._MOST_WORK", 10 * CLASSES * CLASSES * (HIDDEN + 64))
+    common, rare = Y < CLASSES - 1, (Y == CLASSES - 1).nonzero()[:4, 0]
+    data = [(X[common], Y[common])] * 20 + [(X[rare], Y[rare])]
+    net = trained(data=data)
+    net.refit_head(data)
+    assert net.n2.weight.isfinite().all()
+
+
 def test_embeddings_alone_leave_the_classifier_as_it_was() -> None:
     net = spoiled(trained())
     before = net.n2.weight.clone()

@@ -206,11 +206,14 @@ def _folds(y_N: Tensor) -> Tensor:
 
 
 def _part(h_ND: Tensor, y_N: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Of more samples than a fit can take, a part by chance, of each class as much as of all."""
+    """Of more samples than a fit can take, a part by chance, of each class as much as of all, and at least one."""
     N, most = len(y_N), max(_EACH * num_classes, _affordable(num_classes, h_ND.shape[1]))
     if most >= N:
         return h_ND, y_N
-    rows = _by_class(y_N)[torch.arange(most, device=y_N.device) * N // most]
+    order_N = _by_class(y_N)
+    rows = order_N[torch.arange(most, device=y_N.device) * N // most]
+    first_C = order_N[torch.searchsorted(y_N[order_N], y_N.unique())]
+    rows = torch.cat([rows, first_C[~torch.isin(y_N[first_C], y_N[rows])]])
     return h_ND[rows], y_N[rows]
 
 
