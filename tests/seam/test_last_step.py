@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
-from toys import CLASSES, FEATURES, HIDDEN, Batch, batches, lifted, network, same, sgd, step
+from toys import CLASSES, FEATURES, HIDDEN, Batch, Noisy, batches, lifted, network, same, sgd, step
 
 import protoseam as ps
 from protoseam.core.covariance import class_factors, class_moments
@@ -314,6 +314,17 @@ def test_a_part_has_a_sample_of_every_class(monkeypatch: pytest.MonkeyPatch) -> 
     net = trained(data=data)
     net.refit_head(data)
     assert net.n2.weight.isfinite().all()
+
+
+def test_a_last_linear_that_is_called_by_keyword_is_fitted() -> None:
+    class ByKeyword(Noisy):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(input=self.body(x))
+
+    net = spoiled(trained(ByKeyword()))
+    before = net.n1.fc.weight.clone()
+    net.refresh(DATA)
+    assert not torch.equal(net.n1.fc.weight, before)
 
 
 def test_embeddings_alone_leave_the_classifier_as_it_was() -> None:

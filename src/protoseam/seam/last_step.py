@@ -79,7 +79,9 @@ class FeatureReader:
         if self.last is None:
             return self.net.embed(x)
         seen: list[Tensor] = []
-        watched = self.last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        watched = self.last.register_forward_pre_hook(
+            lambda _, inputs, named: seen.append((*inputs, *named.values())[0].detach()), with_kwargs=True
+        )
         with eagerly(), watched:
             z_BK = self.net.embed(x)
         if not self._proved:  # the first batch decides
