@@ -199,6 +199,15 @@ def test_fold_with_and_without_biases(bias: tuple[bool, bool]) -> None:
     assert torch.allclose(alone.deploy(fold=True)(x), alone(x), atol=1e-6)
 
 
+def test_halves_that_end_in_nested_layers_are_folded_and_calibrated() -> None:
+    n1 = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Sequential(nn.Tanh(), nn.Linear(HIDDEN, DIM)))
+    net, x = ps.lift((n1, nn.Linear(DIM, CLASSES)), init="random"), batches()[0][0]
+    assert torch.allclose(net.deploy(fold=True)(x), net(x), atol=1e-6)
+    net = ps.lift((n1, nn.Sequential(nn.Sequential(net.n2))), init="random")
+    logits = net(x)
+    assert torch.allclose(net.calibrate(batches()) * net(x), logits, atol=1e-6)
+
+
 def test_fold_needs_two_linears() -> None:
     net = ps.lift(
         (nn.Linear(FEATURES, DIM), nn.Sequential(nn.Tanh(), nn.Linear(DIM, CLASSES))), init="random"

@@ -104,11 +104,17 @@ def is_plain(layer: nn.Linear) -> bool:
         return False
 
 
-def last_linear(n1: nn.Module, name: str | None) -> nn.Linear | None:
-    """The Linear whose output is N1's (the layer ``name``, or what N1 is or ends with); None if that is no Linear."""
-    last = n1.get_submodule(name) if name else n1
+def last_layer(half: nn.Module, name: str | None = None) -> nn.Module:
+    """The layer ``name`` of a half, or what it is or ends with."""
+    last = half.get_submodule(name) if name else half
     while isinstance(last, nn.Sequential) and len(last):
         last = last[-1]
+    return last
+
+
+def last_linear(n1: nn.Module, name: str | None) -> nn.Linear | None:
+    """The Linear whose output is N1's (see :func:`last_layer`); None if that is no Linear."""
+    last = last_layer(n1, name)
     return last if isinstance(last, nn.Linear) else None
 
 
@@ -152,5 +158,6 @@ def deploy_halves(n1: nn.Module, n2: nn.Module, *, fold: bool) -> nn.Module:
     """N2∘N1 of two halves; folded, the Linear that N1 is or ends with becomes one with N2."""
     if not fold:
         return nn.Sequential(n1, n2)
-    last = str(len(n1) - 1) if isinstance(n1, nn.Sequential) and len(n1) else ""
-    return deploy_at(n1, last, n2, fold=True)
+    last = last_layer(n1)
+    *_, name = (name for name, m in n1.named_modules(remove_duplicate=False) if m is last)
+    return deploy_at(n1, name, n2, fold=True)

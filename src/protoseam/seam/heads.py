@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protoseam.core.calibration import MOST_SHARPENING, fit_temperature
 from protoseam.core.discriminant import linear_discriminant, pooled_covariance
 from protoseam.errors import SeamError, SeamWarning
-from protoseam.seam.classifier import is_plain
+from protoseam.seam.classifier import is_plain, last_layer
 
 if TYPE_CHECKING:
     from protoseam.seam.network import LiftedNetwork
@@ -79,7 +79,7 @@ def temperature_of(logits_NC: Tensor, y_N: Tensor) -> float:
 @torch.no_grad()
 def scale_logits(head: nn.Module, factor: float) -> None:
     """Multiply what N2 returns, inside its last Linear."""
-    last = head[-1] if isinstance(head, nn.Sequential) and len(head) else head
+    last = last_layer(head)
     if not isinstance(last, nn.Linear):
         raise SeamError(
             f"calibrate folds the temperature into the Linear that N2 ends with, but N2 ends with "
