@@ -204,6 +204,16 @@ def test_a_loss_scale_changes_nothing_but_the_scale() -> None:
         assert torch.allclose(found[1][name], one, rtol=1e-4), name
 
 
+def test_an_objective_of_weight_zero_leaves_the_gradients_of_other_losses() -> None:
+    """As one whose weight rises from 0."""
+    net = lifted()
+    torch.optim.SGD(net.param_groups(1e-6))
+    (0 * net.objective(X, Y).total + net.embed(X).square().mean()).backward()
+    kept = [p.grad for p in (*net.n1.parameters(), net.prototypes)]
+    expected = torch.autograd.grad(net.embed(X).square().mean(), list(net.n1.parameters()))
+    torch.testing.assert_close(kept, [*expected, torch.zeros_like(net.prototypes)])
+
+
 def test_the_total_can_be_divided_in_place() -> None:
     """As loops that accumulate write it: loss /= batches."""
     net = lifted()

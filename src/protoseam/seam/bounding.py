@@ -83,6 +83,8 @@ class GradientBounds:
         Returns:
             Whether it is the first objective of this backward. The others, of a sum of several, count with it.
         """
+        # what other losses alone leave in the gradients is not divided by 0
+        weight = torch.where(weight == 0, 1.0, weight)
         before, self._backward = self._backward, torch._C._current_graph_task_id()
         if self._backward == before:
             self._count(loss, weight, batch)
