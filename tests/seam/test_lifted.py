@@ -13,9 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from toys import CLASSES, DIM, FEATURES, HIDDEN, Noisy, batches, lifted, network, same, sgd, step, train
 
 import protoseam as ps
+from protoseam.seam.heads import scale_logits
 
 
 def grads(net: ps.Lifted) -> dict[str, bool]:
@@ -205,7 +207,8 @@ def test_halves_that_end_in_nested_layers_are_folded_and_calibrated() -> None:
     assert torch.allclose(net.deploy(fold=True)(x), net(x), atol=1e-6)
     net = ps.lift((n1, nn.Sequential(nn.Sequential(net.n2))), init="random")
     logits = net(x)
-    assert torch.allclose(net.calibrate(batches()) * net(x), logits, atol=1e-6)
+    scale_logits(net.n2, 0.5)
+    assert torch.allclose(net(x), 0.5 * logits, atol=1e-6)
 
 
 def test_fold_needs_two_linears() -> None:
@@ -215,6 +218,23 @@ def test_fold_needs_two_linears() -> None:
     with pytest.raises(ValueError, match=r"fold=True merges two Linears.*Linear and Sequential"):
         net.deploy(fold=True)
     assert torch.equal(net.deploy()(batches()[0][0]), net(batches()[0][0]))
+
+
+class Cosine(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * F.linear(F.normalize(x), F.normalize(self.weight))
+
+
+def test_only_what_computes_an_affine_map_is_folded_and_only_a_plain_one_scaled() -> None:
+    x, head = batches()[0][0], nn.Linear(DIM, CLASSES)
+    cosine = ps.lift((nn.Linear(FEATURES, DIM), Cosine(DIM, CLASSES, bias=False)), init="random")
+    normed = ps.lift((weight_norm(nn.Linear(FEATURES, DIM)), weight_norm(head)), init="random")
+    with pytest.raises(ps.ArgumentError, match=r"fold=True merges two Linears.*Linear and Cosine"):
+        cosine.deploy(fold=True)
+    assert torch.allclose(normed.deploy(fold=True)(x), normed(x), atol=1e-6)
+    for net, found in ((cosine, "Cosine"), (normed, "ParametrizedLinear")):
+        with pytest.raises(ps.SeamError, match=f"N2 ends with {found}"):
+            scale_logits(net.n2, 0.5)
 
 
 def test_nothing_of_the_library_survives_deployment(tmp_path: Path) -> None:

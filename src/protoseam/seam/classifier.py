@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 from itertools import chain
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from protoseam.errors import ArgumentError
 from protoseam.seam.guards import warn
@@ -73,7 +73,7 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
             "then lift it"
         )
     lost = []
-    if is_parametrized(layer) or not is_plain(layer):
+    if not is_plain(layer):
         lost.append(f"what {type(layer).__name__} computes beyond Wx + b")
     if layer._forward_hooks or layer._forward_pre_hooks:
         lost.append("its hooks")
@@ -90,10 +90,15 @@ def check_replaceable(model: nn.Module, name: str, layer: nn.Linear) -> None:
         )
 
 
-@torch.no_grad()
 def is_plain(layer: nn.Linear) -> bool:
-    """Whether it computes Wx + b, whatever its class: timm's Linear has a forward of its own that does."""
-    if any(name not in ("weight", "bias") for name, _ in layer.named_parameters()):
+    """Whether it computes Wx + b of parameters W and b."""
+    return {name for name, _ in layer.named_parameters()} <= {"weight", "bias"} and _is_affine(layer)
+
+
+@torch.no_grad()
+def _is_affine(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is a Linear that computes Wx + b, whatever its class: timm's has a forward of its own that does."""
+    if not isinstance(layer, nn.Linear):
         return False
     if type(layer).forward is nn.Linear.forward or layer.weight.is_meta:
         return True
@@ -140,7 +145,7 @@ def deploy_at(n1: nn.Module, name: str, n2: nn.Module, *, fold: bool) -> nn.Modu
     """Put N2 behind the seam layer ``name`` of ``n1`` (both already copies of the caller's)."""
     first = get_layer(n1, name) if name else n1
     if fold:
-        if not (isinstance(first, nn.Linear) and isinstance(n2, nn.Linear)):
+        if not (_is_affine(first) and _is_affine(n2)):
             raise ArgumentError(
                 f"fold=True merges two Linears, but the seam lies between {type(first).__name__} and "
                 f"{type(n2).__name__}; deploy() without fold works for every seam"

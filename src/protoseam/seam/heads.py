@@ -80,9 +80,9 @@ def temperature_of(logits_NC: Tensor, y_N: Tensor) -> float:
 def scale_logits(head: nn.Module, factor: float) -> None:
     """Multiply what N2 returns, inside its last Linear."""
     last = last_layer(head)
-    if not isinstance(last, nn.Linear):
+    if not isinstance(last, nn.Linear) or not is_plain(last):
         raise SeamError(
-            f"calibrate folds the temperature into the Linear that N2 ends with, but N2 ends with "
+            f"calibrate folds the temperature into the plain Linear that N2 ends with, but N2 ends with "
             f"{type(last).__name__}. Divide the logits yourself: ps.core.fit_temperature(logits, labels)"
         )
     last.weight.mul_(factor)

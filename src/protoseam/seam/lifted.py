@@ -271,7 +271,7 @@ class Lifted(LiftedNetwork):
             The temperature; above 1 the network was too confident.
 
         Raises:
-            SeamError: N2 does not end in a Linear.
+            SeamError: N2 does not end in a plain Linear.
         """
         logits_NC, y_N = collect_embeddings(
             self, lambda x: self.head(self.embed(x)), loader, self.prototypes.device, "calibrate"
