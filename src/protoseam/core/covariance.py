@@ -22,6 +22,7 @@ from protoseam.errors import ArgumentError
 __all__ = [
     "ClassFactors",
     "Moments",
+    "Reduce",
     "Structure",
     "automatic_floor",
     "class_factors",
@@ -70,8 +71,8 @@ class ClassFactors(NamedTuple):
     factors: Tensor
     count_C: Tensor
     mean_CK: Tensor
-    floor: Tensor  # σ0: the given number, or σ0* of the bound
-    floor_used: Tensor  # a class, ≥ floor where a factorisation needed more
+    floor: Tensor
+    floor_used: Tensor
 
 
 def check_structure(structure: Structure) -> Structure:

@@ -5,17 +5,14 @@ Legend: N samples, B samples of a block, C classes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protoseam.core.covariance import check_one_label_each
+from protoseam.core.covariance import Reduce, check_one_label_each
 
 __all__ = ["effective_dimension", "logistic_regression"]
-
-Reduce = Callable[[Tensor], None]
 
 _STEPS = 100
 _HISTORY_ELEMENTS = 2**24  # L-BFGS keeps as many steps as fit into twice 128 MiB, from 10 to all of them

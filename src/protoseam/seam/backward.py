@@ -23,6 +23,7 @@ from protoseam.seam.covariance import (
     RunningCovariance,
     SwitchCovariance,
 )
+from protoseam.seam.groups import trainable
 from protoseam.seam.processes import world_size
 from protoseam.seam.state import KeepsState
 from protoseam.seam.terms import Terms, without_images
@@ -112,7 +113,7 @@ def _apart(
     s_CK = net.prototypes.detach().requires_grad_()
     with casting():
         classify, push = without_images(net, s_CK, generator)
-    apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *_trained(net.n2)], allow_unused=True)
+    apart_CK, *gradients = torch.autograd.grad(classify + push, [s_CK, *trainable(net.n2)], allow_unused=True)
     return _Apart(classify.detach(), push.detach(), apart_CK, gradients)
 
 
@@ -140,14 +141,10 @@ def _settle(
     """Give the prototypes and N2 their gradients, and bring all of them within their limits."""
     if net.prototypes.requires_grad:
         net.prototypes.grad = gradient_CK
-    for p, gradient in zip(_trained(net.n2), gradients, strict=True):
+    for p, gradient in zip(trainable(net.n2), gradients, strict=True):
         p.grad = gradient
     if net._bounds is not None:
         net._bounds.apply(net, terms.consensus, batch, rates)
-
-
-def _trained(half: nn.Module) -> list[nn.Parameter]:
-    return [p for p in half.parameters() if p.requires_grad]
 
 
 # ---------------------------------------------------------------------- the seam's work in one launch
@@ -200,7 +197,7 @@ def _replayed(
         past = None if net._bounds is None else net._bounds.past
         return torch.stack(terms), [p.grad for p in given], past
 
-    given = [*limited, *_trained(net.n2), net.prototypes]
+    given = [*limited, *trainable(net.n2), net.prototypes]
     options = (
         net.draws,
         net.antithetic,

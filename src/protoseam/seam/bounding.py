@@ -275,12 +275,9 @@ def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 def _marks(net: LiftedNetwork) -> list[tuple[int, int]]:
     """What changes when a backward adds to gradients: those of the prototypes and the first of each half."""
-    halves = (p for half in (net.n1, net.n2) for p in [_first_with_gradient(half)] if p is not None)
-    return [(id(p.grad), p.grad._version) for p in (net.prototypes, *halves) if p.grad is not None]
-
-
-def _first_with_gradient(half: nn.Module) -> nn.Parameter | None:
-    return next((p for p in half.parameters() if p.grad is not None), None)
+    s = net.prototypes
+    firsts = (next((p for p in half.parameters() if p.grad is not None), s) for half in (net.n1, net.n2))
+    return [(id(p.grad), p.grad._version) for p in (s, *firsts) if p.grad is not None]
 
 
 def _squares(*parts: list[nn.Parameter]) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from protoseam.core.covariance import (
     empty_moments,
     factorize,
     normalise_scatter,
+    or_one,
     scatter_shape,
     split_half_error,
 )
@@ -217,7 +218,7 @@ def _pool_(own: Moments, reduce: Reduce) -> Moments:
     n_C, sum_CK = own.count_C.clone(), own.count_C[:, None] * own.mean_CK
     reduce(n_C)
     reduce(sum_CK)
-    mean_CK = sum_CK / torch.where(n_C > 0, n_C, 1.0)[:, None]
+    mean_CK = sum_CK / or_one(n_C)[:, None]
     scatter = own.scatter + between_scatter(own.count_C, own.mean_CK - mean_CK, own.scatter)
     reduce(scatter)
     ranks = torch.ones((), dtype=torch.float64, device=n_C.device)

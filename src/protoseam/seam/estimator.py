@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from protoseam.core.covariance import Structure
+from protoseam.core.covariance import Reduce, Structure
 from protoseam.seam.state import KeepsState
 
 __all__ = ["DEFAULT_FLOOR", "AbstractCovariance", "Floor", "Reduce", "Refreshed"]
 
 Floor = float | Literal["auto"]
-Reduce = Callable[[Tensor], None]
 
 DEFAULT_FLOOR = 0.1  # the paper does not state σ0; .01, .1 and .3 differ by .3 points on CIFAR-100
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["SEAM_SPEED", "FollowedGroups", "layer_of", "names_without_decay", "parameter_groups"]
+__all__ = ["SEAM_SPEED", "FollowedGroups", "layer_of", "names_without_decay", "parameter_groups", "trainable"]
 
 # N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 10,
 # 20, 40 and 100 times N1's rate, and of 1 and 5 with prototypes that started apart, 20 and 40 did best on the panel of
@@ -53,8 +53,8 @@ def parameter_groups(
 
     s_decay = decay(s_lr) if prototype_weight_decay is None else prototype_weight_decay
     groups: list[dict[str, Any]] = [
-        {"name": "n1", "params": _trained(n1), "lr": lr, "weight_decay": weight_decay},
-        {"name": "n2", "params": _trained(n2), "lr": seam_lr, "weight_decay": decay(seam_lr)},
+        {"name": "n1", "params": trainable(n1), "lr": lr, "weight_decay": weight_decay},
+        {"name": "n2", "params": trainable(n2), "lr": seam_lr, "weight_decay": decay(seam_lr)},
         {"name": "prototypes", "params": [prototypes], "lr": s_lr, "weight_decay": s_decay},
     ]
     if body_lr is not None:
@@ -122,7 +122,8 @@ def _renew(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             followed.now = [theirs.get(id(first), mine) for first, mine in pairs]
 
 
-def _trained(half: nn.Module) -> list[nn.Parameter]:
+def trainable(half: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a half that are not frozen."""
     return [p for p in half.parameters() if p.requires_grad]
 
 

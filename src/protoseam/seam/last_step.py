@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protoseam.core.logistic import Reduce, logistic_regression
+from protoseam.core.covariance import Reduce
+from protoseam.core.logistic import logistic_regression
 from protoseam.core.precision import at_least_float32
 from protoseam.errors import ArgumentError
 from protoseam.seam.calling import eagerly

@@ -23,6 +23,7 @@ from protoseam.seam.groups import FollowedGroups, layer_of, names_without_decay,
 from protoseam.seam.guards import (
     check_embeddings,
     check_labels,
+    length_of,
     refuse_sharded,
 )
 from protoseam.seam.last_step import FeatureReader, can_fit, embedded, fit_classifier
@@ -338,12 +339,8 @@ class Lifted(LiftedNetwork):
 
     def _has_end(self, loader: Any) -> bool:
         """Whether there is data to sweep: it has a length, or was swept before."""
-        if loader is None:
-            return False
-        try:
-            return len(loader) > 0
-        except TypeError:
-            return self._checks.samples > 0
+        length = length_of(loader)
+        return loader is not None and (self._checks.samples if length is None else length) > 0
 
     def _swept(
         self,

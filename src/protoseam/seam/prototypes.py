@@ -24,8 +24,4 @@ def first_prototypes(init: Init | Tensor, num_classes: int, dim: int) -> Tensor:
         return torch.zeros(num_classes, dim)
     if init == "random":
         return random_prototypes(num_classes, dim)
-    if init == "unit":
-        return unit_vectors(num_classes, dim)
-    raise ArgumentError(
-        f"init must be 'fsinit', 'random', 'unit' or a ({num_classes}, {dim}) tensor, got {init!r}"
-    )
+    return unit_vectors(num_classes, dim)
