@@ -204,6 +204,22 @@ def test_a_loss_scale_changes_nothing_but_the_scale() -> None:
         assert torch.allclose(found[1][name], one, rtol=1e-4), name
 
 
+@pytest.mark.parametrize("none", [True, False])
+def test_a_loss_of_which_the_backward_came_before_is_one_that_was_added(none: bool) -> None:
+    net = lifted()
+    torch.optim.SGD(net.param_groups(5.0, weight_decay=0.3))
+    found = []
+    for apart in (False, False, True):  # the one before leaves its limits behind
+        net.zero_grad(set_to_none=none)
+        terms = net.objective(X, Y, generator=torch.Generator().manual_seed(0))
+        other = net.embed(X).square().mean()
+        if apart:
+            other.backward()
+        (terms.total + (0 if apart else other)).backward()
+        found.append({name: p.grad.clone() for name, p in net.named_parameters()})
+    torch.testing.assert_close(found[2], found[1])
+
+
 def test_an_objective_of_weight_zero_leaves_the_gradients_of_other_losses() -> None:
     """As one whose weight rises from 0."""
     net = lifted()

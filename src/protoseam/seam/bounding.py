@@ -90,14 +90,17 @@ class GradientBounds:
             self._count(loss, weight, batch)
             return False
         parts = self._parameters(net)
-        # N1's show whether gradients are left from before, and the seam's where N1 is frozen
-        shown = [p for p in (*parts.body, *parts.last) if p.requires_grad] or [*parts.n2, net.prototypes]
+        # Gradients are left from before if both N1 and the prototypes have some, which another loss alone does not
+        # give them; where one of them is frozen, the other shows it.
+        n1 = [p for p in (*parts.body, *parts.last) if p.requires_grad]
+        shown = [part for part in (n1, [net.prototypes]) if part and part[0].requires_grad] or [parts.n2]
         self._undone = None
-        if not _gradients(shown) or self._applied is None or self._loss is None or self._weight is None:
+        none = not all(map(_gradients, shown))
+        if none or self._applied is None or self._loss is None or self._weight is None:
             self._loss, self._weight, self._batch = loss, weight, batch
             return True
         # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
-        left = _squares(shown)[0].sum() > 0
+        left = (_squares(*shown)[0] > 0).all()
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
         state = self._loss, self._weight, self._batch
         self._loss, self._weight = (torch.where(left, past, 0.0) for past in (self._loss, self._weight))
