@@ -264,6 +264,20 @@ def test_autograd_grad_leaves_gradients_as_they_are() -> None:
         assert torch.allclose(p.grad, 2 * kept[f"n1.{name}"], rtol=1e-4), name
 
 
+def test_a_loop_that_sets_gradients_by_hand_is_told_that_nothing_bounds_them() -> None:
+    net = lifted(covariance=ps.IsotropicCovariance())
+    optimizer = sgd(net)
+    net.set_progress(0, 2)
+    for x, y in 3 * DATA:
+        optimizer.zero_grad()
+        gradients = torch.autograd.grad(net.objective(x, y).total, list(net.parameters()))
+        for p, gradient in zip(net.parameters(), gradients, strict=True):
+            p.grad = gradient
+        optimizer.step()
+    with pytest.warns(ps.SeamWarning, match="no limits.* act in the backward of"):
+        net.refresh(DATA)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
 def test_sparse_gradients_are_bounded_as_dense_ones(kind: type[torch.optim.Optimizer]) -> None:
     found = []

@@ -171,7 +171,9 @@ class GradientBounds:
                 torch._foreach_mul_(gradients, factor)
         if isinstance(body, Tensor):
             self._add_decay(body - 1, last - 1)
-        self._applied, self.used = (body, last, head), True
+        self._applied = body, last, head
+        # torch.autograd.grad returns gradients, and leaves none here to bound
+        self.used = self.used or any(p.grad is not None for part in ([net.prototypes], *parts) for p in part)
 
     def rates(self, batch: float | Tensor) -> Rates:
         """The rates that the limits follow from now, for a gradient of so many samples in each process."""
