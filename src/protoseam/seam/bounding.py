@@ -41,6 +41,19 @@ class _Parts(NamedTuple):
     n2: list[nn.Parameter]
 
 
+class _Objectives(NamedTuple):
+    """What gradients are of: the mean consensus term, the sum of the weights (1, a loss scale, …), and the samples."""
+
+    loss: Tensor
+    weight: Tensor
+    batch: Tensor | float
+
+    def plus(self, other: _Objectives) -> _Objectives:
+        weight = self.weight + other.weight
+        loss = (other.weight * other.loss + self.weight * self.loss) / weight
+        return _Objectives(loss, weight, self.batch + other.batch)
+
+
 class GradientBounds:
     """Scales the gradients of N1, of its last Linear, of N2 and of the prototypes in place, each by its own limit.
 
@@ -51,15 +64,12 @@ class GradientBounds:
 
     def __init__(self, groups: FollowedGroups) -> None:
         self.groups = groups
-        # Since the gradients were zeroed: what was applied to those of each part, the mean consensus term behind
-        # them, and the sum of their weights: 1, or what a loss scale or an accumulation makes of it.
         self.used = False
+        # since the gradients were zeroed: what they are of, and what was applied to those of each part
+        self._of: _Objectives | None = None
         self._applied: tuple[Tensor | float, ...] | None = None
-        self._loss: Tensor | None = None
-        self._batch: Tensor | float = 0
-        self._weight: Tensor | None = None
         self._backward: int | None = None  # autograd's number of the one that goes on
-        self._undone: tuple[tuple[Any, ...], list[Tensor], list[tuple[int, int]]] | None = None
+        self._undone: tuple[_Objectives, list[Tensor], list[tuple[int, int]]] | None = None
         # To walk through a network's modules costs as much as all the arithmetic here: once is enough.
         self._parts = _Parts([], [], [])
         self._firsts: list[nn.Parameter | None] = [None, None]
@@ -84,10 +94,10 @@ class GradientBounds:
             Whether it is the first objective of this backward. The others, of a sum of several, count with it.
         """
         # what other losses alone leave in the gradients is not divided by 0
-        weight = torch.where(weight == 0, 1.0, weight)
+        now = _Objectives(loss, torch.where(weight == 0, 1.0, weight), batch)
         before, self._backward = self._backward, torch._C._current_graph_task_id()
-        if self._backward == before:
-            self._count(loss, weight, batch)
+        if self._backward == before and self._of is not None:
+            self._of = self._of.plus(now)
             return False
         parts = self._parameters(net)
         # Gradients are left from before if both N1 and the prototypes have some, which another loss alone does not
@@ -95,82 +105,70 @@ class GradientBounds:
         n1 = [p for p in (*parts.body, *parts.last) if p.requires_grad]
         shown = [part for part in (n1, [net.prototypes]) if part and part[0].requires_grad] or [parts.n2]
         self._undone = None
-        none = not all(map(_gradients, shown))
-        if none or self._applied is None or self._loss is None or self._weight is None:
-            self._loss, self._weight, self._batch = loss, weight, batch
+        if self._of is None or self._applied is None or not all(map(_gradients, shown)):
+            self._of = now
             return True
         # After zero_grad(set_to_none=False) nothing is left, and what was applied before, NaN perhaps, must not count.
         left = (_squares(*shown)[0] > 0).all()
         factors = [torch.where(left, factor, 1.0) for factor in self._applied]
-        state = self._loss, self._weight, self._batch
-        self._loss, self._weight = (torch.where(left, past, 0.0) for past in (self._loss, self._weight))
-        self._add_decay(1 - factors[0], 1 - factors[1])
-        for part, factor in zip(parts, factors, strict=True):
-            if of := _gradients(part):
-                torch._foreach_div_(of, factor)
-        self._undone = state, factors, _marks(net)
-        past_batch = self._batch  # a number that is filled in on the device, where a copy would wait
+        past_batch = self._of.batch  # a number that is filled in on the device, where a copy would wait
         if not isinstance(past_batch, Tensor):
             past_batch = torch.full((), float(past_batch), device=left.device)
-        self._batch = torch.where(left, past_batch, 0.0)
-        self._count(loss, weight, batch)
+        past = (self._of.loss, self._of.weight, past_batch)
+        of = _Objectives(*(torch.where(left, value, 0.0) for value in past))
+        self._add_decay(of.weight, 1 - factors[0], 1 - factors[1])
+        for part, factor in zip(parts, factors, strict=True):
+            if gradients := _gradients(part):
+                torch._foreach_div_(gradients, factor)
+        self._undone = self._of, factors, _marks(net)
+        self._of = of.plus(now)
         return True
-
-    def _count(self, loss: Tensor, weight: Tensor, batch: int) -> None:
-        """Add an objective to those that the gradients are of."""
-        assert self._loss is not None
-        assert self._weight is not None
-        before, self._weight = self._weight, self._weight + weight
-        self._loss = (weight * loss + before * self._loss) / self._weight
-        self._batch = self._batch + batch
 
     def apply(self, net: LiftedNetwork, loss: Tensor, batch: int, rates: Rates | None = None) -> None:
         """Bound the gradients of one batch, for a caller who has computed them without :func:`bounded`."""
-        self._loss, self._batch = loss, batch
-        self._weight, self._undone = torch.ones_like(loss), None
+        self._of, self._undone = _Objectives(loss, torch.ones_like(loss), batch), None
         self.end(net, rates)
 
     @property
     def past(self) -> tuple[Any, ...]:
         """What was applied to the gradients of the last batch, and what they were: for a step that is replayed."""
-        return self._loss, self._batch, self._weight, self._applied
+        return self._of, self._applied
 
     @past.setter
     def past(self, past: tuple[Any, ...]) -> None:
-        self._loss, self._batch, self._weight, self._applied = past
+        self._of, self._applied = past
         self._undone, self.used = None, True
 
     @torch.no_grad()
     def end(self, net: LiftedNetwork, rates: Rates | None = None) -> None:
         """All gradients are there: bring them within their limits, which follow from the rates of now."""
         self._backward = None
-        if self._loss is None or self._weight is None:
-            return
+        assert self._of is not None
         if self._undone is not None and self._undone[2] == _marks(net):
             self._redo(net)
             return
-        loss = self._loss
+        loss, weight, batch = self._of
         if (add := all_reduce()) is not None:  # the gradients are the processes' mean by now
             add(loss := loss / world_size())
         parts = self._parameters(net)
-        lr, seam_lr, share = rates = self.rates(self._batch) if rates is None else rates
+        lr, seam_lr, share = rates = self.rates(batch) if rates is None else rates
         body: Tensor | float = 1.0
         last: Tensor | float = 1.0
         head: Tensor | float = 1.0
         if self._limits_n1(rates) and _gradients([*parts.body, *parts.last]):
             gradient_P, weight_P = _squares(parts.body, parts.last)
-            gradient_P = gradient_P / self._weight.square()
+            gradient_P = gradient_P / weight.square()
             body, last = consensus_factors(loss, gradient_P, weight_P, lr, share).clamp_(min=_LEAST).unbind()
         if _positive(seam_lr):
             if isinstance(net.n2, nn.Linear):
                 head = head_factor(net.prototypes, net.covariance.factors, seam_lr).to(loss.dtype)
             if (s_CK := net.prototypes.grad) is not None:
-                s_CK.mul_(prototype_factors(s_CK / self._weight, net.alpha, seam_lr))
+                s_CK.mul_(prototype_factors(s_CK / weight, net.alpha, seam_lr))
         for part, factor in zip(parts, (body, last, head), strict=True):
             if isinstance(factor, Tensor) and (gradients := _gradients(part)):
                 torch._foreach_mul_(gradients, factor)
         if isinstance(body, Tensor):
-            self._add_decay(body - 1, last - 1)
+            self._add_decay(weight, body - 1, last - 1)
         self._applied = body, last, head
         # torch.autograd.grad returns gradients, and leaves none here to bound
         self.used = self.used or any(p.grad is not None for part in ([net.prototypes], *parts) for p in part)
@@ -196,11 +194,11 @@ class GradientBounds:
     def _redo(self, net: LiftedNetwork) -> None:
         """Put back what :meth:`begin` undid: ``torch.autograd.grad`` added nothing to the gradients."""
         assert self._undone is not None
-        (self._loss, self._weight, self._batch), factors, _ = self._undone
+        self._of, factors, _ = self._undone
         for part, factor in zip(self._parameters(net), factors, strict=True):
             if gradients := _gradients(part):
                 torch._foreach_mul_(gradients, factor)
-        self._add_decay(factors[0] - 1, factors[1] - 1)
+        self._add_decay(self._of.weight, factors[0] - 1, factors[1] - 1)
 
     def _parameters(self, net: LiftedNetwork) -> _Parts:
         """The parameters that have limits of their own, listed again if they are other ones than before."""
@@ -216,14 +214,13 @@ class GradientBounds:
             self._copies = numbers <= _MOST_COPIED and not sparse
         return self._parts
 
-    def _add_decay(self, body: Tensor | float, last: Tensor | float) -> None:
+    def _add_decay(self, weight: Tensor, body: Tensor | float, last: Tensor | float) -> None:
         """Add shares of SGD's weight decay to N1's gradients.
 
         SGD steps along g + λp. A gradient of s·g − (1 − s)·λp makes that s·(g + λp): a smaller step, with decay and
         gradient in the proportion that λ says. Adam's steps do not shrink with the gradient, so its decay is left as
         it is.
         """
-        assert self._weight is not None
         for group in {id(group): group for group in self.groups.now}.values():
             decay = group.get("weight_decay", 0.0)
             if not decay or "dampening" not in group:
@@ -233,7 +230,7 @@ class GradientBounds:
                 params: list[Any] = [p for p in part if id(p) in own]
                 if params := [p for p in params if p.grad is not None and not p.grad.is_sparse]:
                     gradients = [p.grad for p in params]
-                    torch._foreach_add_(gradients, torch._foreach_mul(params, share * self._weight * decay))
+                    torch._foreach_add_(gradients, torch._foreach_mul(params, share * weight * decay))
 
 
 def bounded(net: LiftedNetwork, total: Tensor, loss: Tensor, batch: int, bounds: GradientBounds) -> Tensor:
