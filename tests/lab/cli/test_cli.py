@@ -123,6 +123,24 @@ def test_a_config_file_is_read_and_flags_win(tmp_path: Path) -> None:
     )
 
 
+def test_a_config_file_may_hold_the_commands_own_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("recipe: cifar100-resnet8-protoseam\nprint_config: true\nquiet: true\nseed: 7\n")
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(file)])
+    assert "data: cifar100\n" in (told := capsys.readouterr().out)
+    assert "seed: 7\n" in told
+    file.write_text(f"seeds: 3\nout: {tmp_path}\nno_page: true\n")
+    assert main(["train", "--config", str(file), *SMALL]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "protoseam-3"]
+    for line in ("budget_minutes: soon", "trials: few", "seeds: [a]", "config: d.yaml"):
+        file.write_text(f"{line}\n")
+        assert main(["sweep", "--config", str(file), *SMALL]) == 1
+        assert f"protoseam sweep: --config {file}: " in capsys.readouterr().err, line
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

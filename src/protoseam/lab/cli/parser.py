@@ -58,17 +58,21 @@ def read_command(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, R
         ConfigError: something is unknown, of the wrong kind or contradictory; it names the file if it stands there.
         SystemExit: after ``--help`` and ``--print_config``.
     """
-    given = parser.parse_args(spelled(argv, parser))
+    words = spelled(argv, parser)
+    given = parser.parse_args(words)
+    in_file: dict[str, Any] = {}
+    if given.config is not None:
+        own, in_file = _read_file(given.config, parser)
+        given = parser.parse_args([*own, *words])
     chosen: dict[str, Any] = {}
     if given.recipe is not None:
         from protoseam.lab.experiments.recipes import recipe
 
         chosen = dotted(to_dict(recipe(given.recipe)))
-    if given.config is not None:
-        chosen |= _read_file(given, parser)
-    if not isinstance(given.quiet, bool) and given.quiet not in ("true", "false"):
+    chosen |= in_file
+    if given.quiet not in ("true", "false"):
         raise ConfigError(f"--quiet must be true or false, got {given.quiet}")
-    given.quiet = given.quiet in (True, "true")
+    given.quiet = given.quiet == "true"
     known = settings()
     for name in [name for name in vars(given) if name in known]:
         chosen[name] = read_word(known[name], getattr(given, name))
@@ -79,22 +83,28 @@ def read_command(parser: Parser, argv: list[str]) -> tuple[argparse.Namespace, R
     return given, config
 
 
-def _read_file(given: argparse.Namespace, parser: Parser) -> dict[str, Any]:
-    """Return the settings of ``--config``; options of the command itself, which a file may hold too, go into given."""
-    path = Path(given.config)
+def _read_file(file: str, parser: Parser) -> tuple[list[str], dict[str, Any]]:
+    """Return what a config file holds: options of the command itself, as its words, and the settings of the run."""
+    path = Path(file)
     if not path.is_file():
-        raise ConfigError(f"--config {given.config:.200}: there is no such file")
+        raise ConfigError(f"--config {file:.200}: there is no such file")
     try:
         found = dotted(parse_yaml(path.read_bytes()))
-        own = {name: value for name, value in found.items() if name in vars(given) and name not in settings()}
-        found = {name: value for name, value in found.items() if name not in own}
+        options = vars(parser.parse_args([])).keys() - {"config"}
+        own = {name: found.pop(name) for name in list(found) if name in options}
+        words = spelled([word for name, value in own.items() for word in _as_words(name, value)], parser)
+        parser.parse_args(words)
         from_dict(found)
     except (ConfigError, OSError) as error:
-        raise ConfigError(f"--config {given.config:.200}: {error}") from error
-    for name, value in own.items():
-        if getattr(given, name) == parser.get_default(name):
-            setattr(given, name, os.path.expanduser(value) if isinstance(value, str) else value)
-    return found
+        raise ConfigError(f"--config {file:.200}: {error}") from error
+    return words, found
+
+
+def _as_words(name: str, value: Any) -> list[str]:
+    """Return an option as it is said in a command: true is the option alone, false and null leave it out."""
+    if value is None or isinstance(value, bool):
+        return [f"--{name}"] * bool(value)
+    return [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
 
 
 # ---------------------------------------------------------------------- what any command may need
