@@ -80,6 +80,20 @@ def test_a_run_finds_its_data_from_another_folder(here: Path, monkeypatch: pytes
         evaluate(here / "run")
 
 
+def test_data_may_lie_below_a_folder_of_any_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes a no-break space and the joiners of Persian and of emoji for unprintable."""
+    folder = here / "my\u00a0photos\u200c\t"
+    folder.mkdir()
+    shutil.move(here / "blobs.npz", folder)
+    monkeypatch.chdir(folder)
+    expected = train(CONFIG, here / "run")["test_accuracy"]
+    monkeypatch.chdir(here)
+    assert evaluate(here / "run")["accuracy"] == expected
+    shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match="is not there any more"):
+        evaluate(here / "run")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -228,7 +242,15 @@ def test_a_name_stays_a_name(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [{"path": ["x"]}, {"classes": "ab"}, {"train": None}, {"mean": ["0"]}, {"sample_shape": [1.5]}]
+    "damage",
+    [
+        {"path": ["x"]},
+        {"path": "a\0b"},
+        {"classes": "ab"},
+        {"train": None},
+        {"mean": ["0"]},
+        {"sample_shape": [1.5]},
+    ],
 )
 def test_a_damaged_record_is_named(here: Path, damage: dict[str, object]) -> None:
     train(CONFIG, here / "run", quiet=True)

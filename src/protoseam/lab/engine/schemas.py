@@ -76,7 +76,9 @@ def record(schema: Schema) -> Kind:
 
 ANY_NUMBER = Kind("a number", lambda v: type(v) is float or (type(v) is int and abs(v) < _LARGEST))
 NAME = Kind("printable text", printable)
-PATH = Kind("printable text", lambda v: isinstance(v, str) and v.isprintable())
+WORD = Kind("printable text", lambda v: isinstance(v, str) and v.isprintable())
+# folders of this machine may have any name; a no-break space is not printable to Python
+PATH = Kind("text", lambda v: isinstance(v, str) and "\0" not in v)
 ANYTHING = Kind("a table", lambda v: isinstance(v, dict))
 SHARE = number(0, 1)
 SECONDS = number(0)
@@ -165,7 +167,7 @@ SUMMARY: Schema = {
     "classes": listed(NAME, 2),
 }
 _FACT = Kind(
-    "a word, a number or null", lambda v: v is None or PATH.fits(v) or ANY_NUMBER.fits(v) or type(v) is bool
+    "a word, a number or null", lambda v: v is None or WORD.fits(v) or ANY_NUMBER.fits(v) or type(v) is bool
 )
 ENVIRONMENT: Schema = {"resumed": optional(listed(table(_FACT)))}
 # cost.json: the run's share of the time and, where the device's power could be read, of its energy.

@@ -24,14 +24,14 @@ from protoseam.lab.data.links import refuse_links
 from protoseam.lab.engine.config import ConfigError, unlike
 from protoseam.lab.engine.files import explain_os_error, read_bounded, read_json, write_atomically, write_json
 from protoseam.lab.engine.rundir import RunDirectory
-from protoseam.lab.engine.schemas import PATH, Schema, check, listed, record, whole
+from protoseam.lab.engine.schemas import WORD, Schema, check, listed, record, whole
 from protoseam.lab.experiments.study import done, read_study, working_directory
 
 PART_MIB = 15
 _MANIFEST = "manifest.json"
 _PARTS: Schema = {
     "format": whole(1, 1),
-    "parts": listed(record({"size": whole(1, 2**31), "sha256": PATH}), 1),
+    "parts": listed(record({"size": whole(1, 2**31), "sha256": WORD}), 1),
 }
 
 
