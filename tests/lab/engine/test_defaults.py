@@ -48,6 +48,8 @@ def test_a_default_and_its_value_are_the_same_run() -> None:
     explicit = dataclasses.replace(config, batch_size=128, optim=OptimConfig(0.02, 5e-4))
     assert unlike(config, explicit) == []
     assert unlike(config, dataclasses.replace(config, batch_size=64)) == ["batch_size: 128 there, 64 here"]
+    faster = dataclasses.replace(config, optim=OptimConfig(lr=0.1))
+    assert unlike(config, faster) == ["optim.lr: 0.02 there, 0.1 here"]  # and not the whole table
 
 
 @pytest.mark.parametrize("name", NAMES)

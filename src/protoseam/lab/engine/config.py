@@ -291,5 +291,7 @@ def as_begun(values: dict[str, Any]) -> dict[str, Any]:
 
 def unlike(there: RunConfig, here: RunConfig, *, but: Collection[str] = BESIDE) -> list[str]:
     """Return the settings in which two runs differ, as sentences, except those in ``but``."""
-    theirs, ours = to_dict(resolved(there)), to_dict(resolved(here))
+    from protoseam.lab.engine.settings import dotted
+
+    theirs, ours = (dotted(to_dict(resolved(config))) for config in (there, here))
     return [f"{k}: {theirs[k]} there, {ours[k]} here" for k in ours if k not in but and theirs[k] != ours[k]]
