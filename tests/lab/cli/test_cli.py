@@ -158,6 +158,8 @@ def test_a_config_file_may_hold_the_commands_own_options(
         (["train", "--lift.antithetic=true", "--lift.draws=1"], "lift.draws must be even, got 1"),
         (["train", "--lift.rho_min=20"], "rho_min=20.0 and rho_max=16.0"),
         (["train", "--lift.alpha=-2"], "got -2"),
+        (["train", "--lift.floor=0"], "lift.floor must be positive, or auto, got 0"),
+        (["train", "--lift.covariance=isotropic", "--lift.floor=auto"], "train: lift.floor=auto needs"),
         (["train", "--optim.momentum=1.5"], "momentum must lie in [0, 1), got 1.5"),
         (["train", "--budget-minutes=0"], "--budget-minutes must be above 0, got 0"),
         (["sweep", "--budget-minutes=-1"], "--budget-minutes must be above 0, got -1"),

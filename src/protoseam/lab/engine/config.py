@@ -206,6 +206,8 @@ class RunConfig:
             raise ConfigError(
                 f"lift needs 0 < rho_min ≤ rho_max, got rho_min={lift.rho_min} and rho_max={lift.rho_max}"
             )
+        if self.variant != "baseline" and lift.covariance == "isotropic" and lift.floor == "auto":
+            raise ConfigError("lift.floor=auto needs an estimated covariance; isotropic estimates none")
         moving = lift.covariance in ("running", "switch")
         if (self.mixup or self.cutmix) and self.variant == "protoseam" and moving:
             raise ConfigError(
@@ -237,6 +239,7 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("optim.weight_decay", lambda v: v >= 0, "cannot be negative"),
     ("lift.dim", lambda v: v >= 1, "must be at least 1"),
     ("lift.dim", lambda v: v <= _MOST_LIFTED, f"must be at most {_MOST_LIFTED:,}"),
+    ("lift.floor", lambda v: v == "auto" or v > 0, "must be positive, or auto"),
     ("lift.draws", lambda v: v >= 1, "must be at least 1"),
     ("lift.draws", lambda v: v <= _MOST_LIFTED, f"must be at most {_MOST_LIFTED:,}"),
     ("lift.seam_speed", lambda v: 0 < v < math.inf, "must be positive"),

@@ -251,8 +251,7 @@ def _refuse_too_large(lift: LiftConfig, num_classes: int) -> None:
 
 def _covariance(lift: LiftConfig) -> AbstractCovariance:
     if lift.covariance == "isotropic":
-        if lift.floor == "auto":
-            raise ConfigError("lift.floor=auto needs an estimated covariance; isotropic estimates none")
+        assert lift.floor != "auto"  # RunConfig refuses it
         return ps.IsotropicCovariance(floor=lift.floor)
     kinds = {
         "exact": ps.ExactCovariance,
