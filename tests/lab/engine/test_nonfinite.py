@@ -187,5 +187,6 @@ def test_a_loaded_state_brings_its_learning_rates() -> None:
 def test_rewinding_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, epoch=1, step=0)
     cfg: Any = dataclasses.replace(SMALL, on_nonfinite="rewind")
-    with pytest.warns(session.DivergenceWarning), pytest.raises(DivergedError):
+    with pytest.warns(session.DivergenceWarning), pytest.raises(DivergedError) as end:
         session.train(cfg, tmp_path / "run", quiet=True)
+    assert "set on_nonfinite to rewind" not in str(end.value)  # it was

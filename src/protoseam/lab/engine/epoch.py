@@ -215,7 +215,8 @@ def _diagnosis(run: Run) -> str:
 def _remedy(run: Run) -> str:
     n, lifted = run.data.num_classes, run.config.variant == "protoseam"
     clip = "" if run.config.optim.clip else ", clip gradients (optim.clip=1)"
-    remedy = f"Lower optim.lr{clip}{_GROWTH if lifted else ''}, or set on_nonfinite to rewind"
+    rewind = "" if run.config.on_nonfinite == "rewind" else ", or set on_nonfinite to rewind"
+    remedy = f"Lower optim.lr{clip}{_GROWTH if lifted else ''}{rewind}"
     if n < _MANY_CLASSES or not lifted or run.config.lift.repulsion is not None:
         return remedy
     pairs = f"With {n:,} classes the repulsion sums {n * (n - 1) // 2:,} pairs"
