@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from protoseam.lab import models
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.evaluate import load_deployed
@@ -80,3 +82,13 @@ def test_nothing_is_kept_unasked(tmp_path: Path) -> None:
     assert "embeddings" not in trained(tmp_path / "run", keep_embeddings=0)
     with pytest.raises(ConfigError, match="keep_embeddings"):
         RunConfig(keep_embeddings=-1)
+
+
+def test_a_network_without_a_last_linear_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of timm's end in a convolution; the run must not end before its results are written."""
+
+    def convolution(num_classes: int, shape: tuple[int, ...]) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(shape[0], num_classes, shape[1]), nn.Flatten())
+
+    monkeypatch.setitem(models._BUILDERS, "mlp", convolution)
+    assert "embeddings" not in trained(tmp_path / "run", variant="baseline", model_options={})

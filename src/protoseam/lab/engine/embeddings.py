@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def embeddings(run: Run, most: int) -> dict[str, Any]:
+def embeddings(run: Run, most: int) -> dict[str, Any] | None:
     """At most ``most`` test images at the input of the last Linear; with a seam, its prototypes and Σ̃ too.
 
     A wider input than two is shown along the two directions in which the images vary most; ``shown`` is the share of
-    their variance there. Coordinates are kept as text, four digits each: a tenth of the lines of a JSON list.
+    their variance there. Coordinates are kept as text, four digits each: a tenth of the lines of a JSON list. None for
+    a network that does not end in a Linear.
     """
     batches = run.data.batches("test")
     z_NK, _, _ = through_last_layer(run.deployed(), run.data.num_classes, batches)
-    assert z_NK is not None
+    if z_NK is None:
+        return None
     z_NK, y_N = z_NK.double(), run.data.test[1].cpu()
     # evenly spaced, whatever the order of the classes
     chosen_N = torch.linspace(0, len(z_NK) - 1, min(most, len(z_NK))).round().long()

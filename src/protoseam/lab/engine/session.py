@@ -306,7 +306,8 @@ class Session:
             result["rate_scale"] = self.run.rate_scale
         if self.config.keep_embeddings and accuracy is not None:  # there are test images
             with self.run.averaged():
-                result["embeddings"] = embeddings(self.run, self.config.keep_embeddings)
+                if (kept := embeddings(self.run, self.config.keep_embeddings)) is not None:
+                    result["embeddings"] = kept
         if self.writes:
             score = finish(self.run, self.latents, self.history)
             self.latents.write(self.out)
