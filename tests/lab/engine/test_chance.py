@@ -61,6 +61,9 @@ def test_few_steps_are_told_with_a_remedy() -> None:
     assert "an epoch has only 1 step (216 samples in batches of 128), so 20 epochs are 20 updates" in told
     assert "--batch_size 8 gives 27" in told
     assert "--epochs 40 gives as many as 10 per epoch would" in (few_steps(config, 40, 8) or "")
+    # a batch of 8 does not divide among three processes
+    assert "--epochs 29 gives as many" in (few_steps(config, 66, 9, world=3) or "")
+    assert "--batch_size" not in what_to_try(config, 66, 9, world=3)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,8 @@ def test_a_batch_is_shared_evenly_or_not_at_all() -> None:
     dataset = ArrayDataset("small", features, labels, features, labels, ("a", "b"))
     with pytest.raises(DataError, match="batch_size=8 does not divide among 3 processes"):
         Resident(dataset, seed=0, batch_size=8, validation=0.0, device="cpu", world=3)
+    with pytest.raises(DataError, match="12 training samples cannot be shared by 13 processes: start fewer"):
+        Resident(dataset, seed=0, batch_size=None, validation=0.0, device="cpu", world=13)
 
 
 def test_images_in_several_chunks_are_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:

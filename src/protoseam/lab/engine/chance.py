@@ -27,10 +27,10 @@ def at_chance(right: Sequence[int], counts: Sequence[int], classes: Sequence[str
     )
 
 
-def what_to_try(config: RunConfig, samples: int, batch_size: int) -> str:
+def what_to_try(config: RunConfig, samples: int, batch_size: int, world: int = 1) -> str:
     """Return what to change in a run that does not learn, as options of the command."""
     lr, _ = config.optim.resolved()
-    better = suitable_batch(samples)
+    better = suitable_batch(samples, world)
     options = [f"--epochs {2 * config.epochs}"]
     if better < batch_size and samples // batch_size < 2 * FEW_STEPS:
         options.insert(0, f"--batch_size {better}")
@@ -66,12 +66,12 @@ def epoch_of(samples: int, batch_size: int) -> str:
     return f"{told}; {rest} samples, others in each epoch, are left to later epochs." if rest else f"{told}."
 
 
-def few_steps(config: RunConfig, samples: int, batch_size: int) -> str | None:
+def few_steps(config: RunConfig, samples: int, batch_size: int, world: int = 1) -> str | None:
     """Return a sentence if an epoch has fewer than ten steps; else None."""
     steps = samples // batch_size
     if steps >= FEW_STEPS:
         return None
-    smaller = suitable_batch(samples)
+    smaller = suitable_batch(samples, world)
     remedy = (
         f"--batch_size {smaller} gives {samples // smaller}"
         if smaller < batch_size

@@ -232,7 +232,7 @@ class Session:
         """Return what a person should know before the first epoch: its data and steps, and what it starts from."""
         size, batch, data = self.run.data.size, self.run.data.batch_size, RunData.read(self.out)
         notes = [data.told(len(self.run.data.validation[1])) if data else None, optimizer_of(self.config)]
-        notes += [epoch_of(size, batch), few_steps(self.config, size, batch)]
+        notes += [epoch_of(size, batch), few_steps(self.config, size, batch, self.processes.world)]
         notes.append(self.run.start() if self.run.epoch == 0 else None)
         return [f"{self.out.name}: {note}" for note in notes if note]
 
@@ -263,7 +263,7 @@ class Session:
     def _at_chance(self, split: str) -> str | None:
         data = self.run.data
         told = at_chance(*self.run.right(split), data.classes, split)
-        return told and f"{told} {what_to_try(self.config, data.size, data.batch_size)}"
+        return told and f"{told} {what_to_try(self.config, data.size, data.batch_size, data.world)}"
 
     def save(self) -> int:
         """Write the state after the last whole epoch; return that epoch."""

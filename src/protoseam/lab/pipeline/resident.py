@@ -102,6 +102,10 @@ class Resident:
         self.test = self._put(dataset.test_images, dataset.test_labels, everything)
 
         self.size = len(train)
+        if self.size < world:
+            raise DataError(
+                f"{self.size} training samples cannot be shared by {world} processes: start fewer"
+            )
         if batch_size is None:
             batch_size = suitable_batch(self.size, world)
         self.batch_size = min(batch_size, self.size - self.size % world)
