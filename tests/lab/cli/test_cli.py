@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from protoseam.errors import SeamError
+from protoseam.errors import DataWarning, SeamError
 from protoseam.lab.cli.main import VERBS, main
 from protoseam.lab.engine import epoch, session
 from protoseam.lab.engine.config import RunConfig
@@ -325,10 +326,13 @@ def test_an_interrupt_ends_with_130_and_everything_saved(
 def test_a_run_without_validation_data_has_no_validation_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = str(tmp_path / "run")
-    assert main(["train", *SMALL, "--validation=0", "--out", out]) == 0
-    assert main(["eval", out, "--split=validation", "--device=cpu"]) == 1
-    assert "has no validation data: it was trained with validation=0" in capsys.readouterr().err
+    for share in ("0", "0.001"):  # the second rounds to no sample of any class
+        out = str(tmp_path / share)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)
+            assert main(["train", *SMALL, f"--validation={share}", "--out", out]) == 0
+            assert main(["eval", out, "--split=validation", "--device=cpu"]) == 1
+        assert f"no validation data: it was trained with validation={share}, so" in capsys.readouterr().err
 
 
 def test_audit_and_eval_mean_the_same_by_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,8 +70,8 @@ def evaluate(
     plain.to(target)
     answers = [(plain(x.to(target)).cpu(), y) for x, y in data.batches(split)]
     if not answers:
-        hint = ": it was trained with validation=0, so say --split test" if split == "validation" else ""
-        raise ConfigError(f"{path} has no {split} data{hint}")
+        trained = f": it was trained with validation={config.validation:g}, so say --split test"
+        raise ConfigError(f"{path} has no {split} data{trained if split == 'validation' else ''}")
     logits, y = (torch.cat(parts) for parts in zip(*answers, strict=True))
     seen = torch.bincount(y, minlength=data.num_classes)
     right = torch.bincount(y[logits.argmax(1) == y], minlength=data.num_classes)
