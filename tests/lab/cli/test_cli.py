@@ -299,10 +299,11 @@ def test_what_failed_before_it_began_may_be_tried_again(
     "argv",
     [
         ["train", *SMALL],
+        ["train", *SMALL, "--seeds", "1", "2"],
         ["sweep", *SMALL, "--space", "optim.lr=choice:0.01,0.02"],
         ["reproduce", "table1", "--quick"],
     ],
-    ids=lambda argv: argv[0],
+    ids=["train", "seeds", "sweep", "reproduce"],
 )
 def test_an_interrupt_ends_with_130_and_everything_saved(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -318,7 +319,7 @@ def test_an_interrupt_ends_with_130_and_everything_saved(
     assert main([*argv, "--out", str(tmp_path / "out")]) == 130
     said = capsys.readouterr()
     assert "interrupted" in said.err
-    assert ("go on with" if argv[0] == "train" else "the same command goes on") in said.err
+    assert ("go on with" if argv == ["train", *SMALL] else "the same command goes on") in said.err
     assert "missing" not in said.out  # nothing is reported that nobody waited for
     assert list((tmp_path / "out").rglob("checkpoints/epoch-*1"))
 

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     from protoseam.lab.data.links import refuse_link
     from protoseam.lab.data.names import for_terminal
     from protoseam.lab.engine.run import DivergedError
-    from protoseam.lab.engine.session import train
+    from protoseam.lab.engine.session import Interrupted, train
 
     parser = build_parser()
     given, config = read_command(parser, argv)
@@ -71,6 +71,12 @@ def main(argv: list[str]) -> int:
             print(for_terminal(f"protoseam train: {out}: {error}"), file=sys.stderr)
             status = 1  # the others may well come through
             continue
+        except Interrupted as stop:
+            if not several:
+                raise
+            why = f"{str(stop).partition(';')[0]} in {out}: everything is saved"
+            again = f"and the same command goes on with all {len(runs)} runs"
+            raise Interrupted(f"{why}, {again}", by_user=stop.by_user) from stop
         _say(out, done[out])
         if not given.no_page:
             leave_page([out])

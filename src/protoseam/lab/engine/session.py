@@ -208,9 +208,7 @@ class Session:
                     begun = time.monotonic()
                     spent = begun - started + 2 * fastest
                     if budget_seconds is not None and self.processes.any(spent > budget_seconds):
-                        raise Interrupted(
-                            self._saved_because(f"the budget of {budget_seconds:.0f} s is spent")
-                        )
+                        raise Interrupted(self._saved_because("the budget is spent"))
                     try:
                         row = train_epoch(run)
                     except DivergedError as divergence:
