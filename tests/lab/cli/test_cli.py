@@ -18,6 +18,7 @@ import yaml
 
 from protoseam.errors import DataWarning, SeamError
 from protoseam.lab.cli.main import VERBS, main
+from protoseam.lab.cli.parser import usual_name
 from protoseam.lab.engine import epoch, session
 from protoseam.lab.engine.config import RunConfig
 from protoseam.lab.engine.run import DivergedError, Run
@@ -293,6 +294,18 @@ def test_what_failed_before_it_began_may_be_tried_again(
         assert "already holds a run" not in capsys.readouterr().err
     assert main(["train", *SMALL, "--out", str(out)]) == 0
     assert notes.read_text() == "mine"
+
+
+def test_the_present_folder_has_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run := tmp_path / "mine").mkdir()
+    monkeypatch.chdir(run)
+    assert main(["train", *SMALL[:-1], "--out=."]) == 0
+    said = capsys.readouterr()
+    assert "mine  epoch 1/2" in said.out
+    assert "mine: 10 classes" in said.err
+    assert usual_name(RunConfig(data=".")) == "mine-convnet"
 
 
 @pytest.mark.parametrize(

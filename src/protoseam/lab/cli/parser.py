@@ -125,6 +125,11 @@ def spelled(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
     return [known(word) if word.startswith("--") else os.path.expanduser(word) for word in argv]
 
 
+def usual_name(config: RunConfig) -> str:
+    """Return what a directory is called by default: the name of the data, of ``.`` too, and of the model."""
+    return f"{Path(os.path.abspath(config.data)).name}-{config.model}"
+
+
 def at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"--{name} must be at least 1, got {value}")

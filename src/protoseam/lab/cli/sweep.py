@@ -17,6 +17,7 @@ from protoseam.lab.cli.parser import (
     known_variants,
     read_command,
     spare_threads,
+    usual_name,
 )
 from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig, Variant, resolved
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     distinct("seeds", given.seeds)
     budget = budget_seconds(given.budget_minutes)
     spare_threads(config)
-    out = Path(given.out or f"sweeps/{Path(config.data).name}-{config.model}")
+    out = Path(given.out or f"sweeps/{usual_name(config)}")
     if given.report_only and not out.is_dir():
         raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or name --out")
     searches = _searches(config, _space(given.space, config), given, out)

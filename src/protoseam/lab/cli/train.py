@@ -20,6 +20,7 @@ from protoseam.lab.cli.parser import (
     spare_threads,
     speaks,
     spelled,
+    usual_name,
 )
 from protoseam.lab.cli.report import leave_page
 from protoseam.lab.engine.config import ConfigError, RunConfig
@@ -122,7 +123,7 @@ def _going_on(out: Path, argv: list[str]) -> tuple[RunConfig, Path]:
 
 def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfig, Path]]:
     """Return one run, or one for each variant and seed asked for, with its directory."""
-    name = f"{Path(config.data).name}-{config.model}"
+    name = usual_name(config)
     seeds, variants = _listed(given.seeds), _listed(given.variants)
     if not seeds and not variants:
         return [(config, Path(given.out or f"runs/{name}-{config.variant}-{config.seed}"))]

@@ -49,7 +49,7 @@ def make_logger(name: str, out: Path) -> Logger:
     if name not in LOGGERS:
         raise ConfigError(f"there is no logger {name!r}; there are {', '.join(LOGGERS)}")
     try:
-        return LOGGERS[name](out)
+        return LOGGERS[name](out.absolute())  # . has no name
     except ImportError as error:
         raise ConfigError(f"--logger {name} needs {error.name}: pip install 'protoseam[loggers]'") from error
     except ProtoSeamError:

@@ -138,6 +138,7 @@ class Session:
         """Build the run, and load its last checkpoint if it ``goes_on``."""
         self.config, self.directory, self.processes = config, directory, processes
         self.out, self.writes = directory.path, processes.rank == 0
+        self.name = self.out.absolute().name  # that of . is empty
         self.result: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
         self.saved = self.rewinds = 0
@@ -199,7 +200,7 @@ class Session:
         """Train epoch by epoch and return the summary; stop at the budget or at the user's interrupt."""
         run, epochs = self.run, self.config.epochs
         fastest = 0.0  # of the epochs so far: the first one also compiles, so the slowest would mislead
-        with Progress(self.out.name, run.epoch, epochs, quiet=quiet) as progress, _terminable():
+        with Progress(self.name, run.epoch, epochs, quiet=quiet) as progress, _terminable():
             try:
                 if run.epoch < epochs:
                     for note in self.opening():
@@ -232,7 +233,7 @@ class Session:
         notes = [data.told(len(self.run.data.validation[1])) if data else None, optimizer_of(self.config)]
         notes += [epoch_of(size, batch), few_steps(self.config, size, batch, self.processes.world)]
         notes.append(self.run.start() if self.run.epoch == 0 else None)
-        return [f"{self.out.name}: {note}" for note in notes if note]
+        return [f"{self.name}: {note}" for note in notes if note]
 
     def record(self, row: dict[str, Any]) -> None:
         """Keep the metrics and the state of the epoch that has just ended; after the last one, the results."""
@@ -256,7 +257,7 @@ class Session:
         if len(late) != 1 or late[0]["epoch"] == self.config.epochs or late[0] is not self.history[-1]:
             return None
         told = self._at_chance("validation")
-        return None if told is None else f"{self.out.name}: after {late[0]['epoch']} epochs {told}"
+        return None if told is None else f"{self.name}: after {late[0]['epoch']} epochs {told}"
 
     def _at_chance(self, split: str) -> str | None:
         data = self.run.data
@@ -340,7 +341,7 @@ class Session:
             ) from divergence
         self.rewind()
         warnings.warn(
-            f"{self.out.name}: {divergence}. Going back to epoch {self.run.epoch} with learning rates "
+            f"{self.name}: {divergence}. Going back to epoch {self.run.epoch} with learning rates "
             f"times {self.run.rate_scale:g}",
             DivergenceWarning,
             stacklevel=4,
