@@ -196,7 +196,8 @@ def test_no_option_loads_another_file(mlp: Path, tmp_path: Path) -> None:
         rewrite(tmp_path / "net.safetensors", model="test_vit2", model_options={option: "/etc/passwd"})
         with pytest.raises(ConfigError, match="would load files or settings from elsewhere"):
             ps.load(tmp_path / "net.safetensors")
-    rewrite(tmp_path / "net.safetensors", model="test_vit2", model_options={"pretrained": True})
+    images = {"shape": [3, 64, 64], "mean": [0.5] * 3, "std": [0.5] * 3}
+    rewrite(tmp_path / "net.safetensors", model="test_vit2", model_options={"pretrained": True}, **images)
     with pytest.raises(ConfigError, match="does not fit its network"):  # built; nothing was fetched
         ps.load(tmp_path / "net.safetensors")
 

@@ -12,7 +12,7 @@ import vit_oracle
 from torch import nn
 
 from protoseam.errors import ModelError
-from protoseam.lab.models import NAMES, build, convnet, mlp, resnet8, resnet18, vit_s
+from protoseam.lab.models import NAMES, build, convnet, mlp, refuse_unfit, resnet8, resnet18, vit_s
 
 
 def parameters(model: nn.Module) -> int:
@@ -298,6 +298,16 @@ def test_a_network_for_images_of_another_size_says_which_option_helps() -> None:
     options = json.loads(str(caught.value).partition("--model_options ")[2].strip("'"))
     network = build("vit_tiny_patch16_224", 3, (3, 32, 32), depth=1, **options)
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_a_network_that_cannot_take_the_data_is_refused_before_training() -> None:
+    pytest.importorskip("timm")
+    for name in ("resnet8", "convnet", "test_resnet"):
+        with pytest.raises(ModelError, match=f"{name} takes images, and the data is a table of 6 features"):
+            build(name, 3, (6,))
+    network = build("vgg11", 3, (3, 16, 16), mlp_ratio=0.01)
+    with pytest.raises(ModelError, match=r"vgg11 cannot take images of 16×16 pixels .*a larger --image_size"):
+        refuse_unfit("vgg11", network, (3, 16, 16))
 
 
 def test_pretrained_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,8 @@ class Run:
         model = models.build(
             config.model, self.data.num_classes, self.data.sample_shape, **config.model_options
         )
+        if config.model not in models.NAMES:
+            models.refuse_unfit(config.model, model, self.data.sample_shape)
         self._classifier = _classifier_of(model, self.data.num_classes)
         self.objective: AbstractObjective = build_objective(config, model, self.data.num_classes)
         self.objective.to(self.device)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from protoseam.errors import ModelError
@@ -25,6 +26,7 @@ __all__ = [
     "build",
     "convnet",
     "mlp",
+    "refuse_unfit",
     "resnet8",
     "resnet18",
     "vit_s",
@@ -33,11 +35,14 @@ __all__ = [
 Shape = tuple[int, ...]
 
 
-def _side(name: str, shape: Shape) -> int:
-    if len(shape) == 1:
+def _refuse_table(name: str, shape: Shape) -> None:
+    if len(shape) == 1 and name != "mlp":
         raise ModelError(
             f"{name} takes images, and the data is a table of {shape[0]} features: take --model mlp"
         )
+
+
+def _side(name: str, shape: Shape) -> int:
     if len(shape) != 3 or shape[1] != shape[2]:
         raise ModelError(
             f"{name} takes square images (channels, side, side), got image_shape={shape}; --image_size N crops them"
@@ -100,6 +105,23 @@ def _refuse_other_size(name: str, network: nn.Module, shape: Shape) -> None:
         )
 
 
+def refuse_unfit(name: str, network: nn.Module, shape: Shape) -> None:
+    """Raise if a network cannot answer an image of this shape, as one that halves it more often than it can.
+
+    To be called for a network that is to be trained: a file from elsewhere can name a shape that fills the memory.
+    """
+    network.eval()
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, *shape))
+    except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+        raise ModelError(
+            f"{name} cannot take images of {shape[1]}×{shape[2]} pixels ({str(error).splitlines()[0]}): give a larger "
+            "--image_size, or another network"
+        ) from error
+    network.train()
+
+
 def build(name: str, num_classes: int, image_shape: Sequence[int], /, **options: Any) -> nn.Module:
     """Return the network called `name` for images of `image_shape` = (channels, height, width).
 
@@ -118,6 +140,7 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], /, **options:
             "features): leave it out of model_options"
         )
     if name in _BUILDERS:
+        _refuse_table(name, shape)
         return _built(name, _BUILDERS[name], num_classes, shape, **options)
     known, where = list(NAMES), ""
     try:
@@ -129,6 +152,7 @@ def build(name: str, num_classes: int, image_shape: Sequence[int], /, **options:
         where = f"; timm, which would add its own, cannot be imported ({error}): {remedy}"
     else:
         if timm.is_model(name):
+            _refuse_table(name, shape)
             network = _built(
                 name, timm.create_model, name, num_classes=num_classes, in_chans=shape[0], **options
             )
