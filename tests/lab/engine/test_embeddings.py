@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from protoseam.errors import DataWarning
 from protoseam.lab import models
 from protoseam.lab.engine import checkpoint
 from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
 from protoseam.lab.engine.evaluate import load_deployed
+from protoseam.lab.engine.latents import read_file
+from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.session import train
 
 
@@ -92,3 +97,26 @@ def test_a_network_without_a_last_linear_has_none(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setitem(models._BUILDERS, "mlp", convolution)
     assert "embeddings" not in trained(tmp_path / "run", variant="baseline", model_options={})
+
+
+def kept_and_read(out: Path, data: Path, **changes: Any) -> dict[str, Any]:
+    kept: dict[str, Any] = trained(out, data=str(data), model_options={"hidden": [32]}, **changes)
+    assert RunDirectory(out).read_summary() is not None  # raises if it is not what a summary may hold
+    assert read_file(out) is not None
+    return dict(kept["embeddings"])
+
+
+@pytest.mark.parametrize("variant", ["protoseam", "baseline"])
+def test_a_summary_can_be_read_whatever_the_network_sees(tmp_path: Path, variant: str) -> None:
+    """A single test sample has no covariance, and a network that has collapsed has none but zeros."""
+    rng, y = np.random.default_rng(0), np.arange(60) % 3
+    rows = {"x_train": rng.normal(size=(60, 6)).astype(np.float32), "y_train": y}
+    np.savez(tmp_path / "one.npz", **rows, x_test=rows["x_train"][:1], y_test=y[:1])
+    np.savez(tmp_path / "same.npz", **rows, x_test=np.zeros((9, 6), np.float32), y_test=y[:9])
+    wide = {"variant": variant, "lift": LiftConfig(dim=8)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # equal images, which is the point
+        assert kept_and_read(tmp_path / "a", tmp_path / "one.npz", **wide)["shown"] == 1
+        assert kept_and_read(tmp_path / "b", tmp_path / "same.npz", **wide)["shown"] == 1
+        line = {"variant": variant, "lift": LiftConfig(dim=1)}
+        assert "prototypes" not in kept_and_read(tmp_path / "c", tmp_path / "one.npz", **line)

@@ -45,7 +45,7 @@ def embeddings(run: Run, most: int) -> dict[str, Any] | None:
         "labels": " ".join(map(str, y_N[chosen_N].tolist())),
     }
     net = run.objective.seam
-    if net is not None:
+    if net is not None and z_NK.shape[1] > 1:  # a picture of a line has no ellipses
         s_CK, factors = net.prototypes.double().cpu(), net.covariance.factors.double().cpu()
         wide = factors if factors.ndim == 3 else torch.diag_embed(factors.expand_as(s_CK))
         kept["prototypes"] = ((s_CK - centre_K) @ axes_K2).tolist()
@@ -84,8 +84,18 @@ def _plane(z_NK: Tensor) -> tuple[Tensor, Tensor, float]:
     if K <= 2:
         return torch.zeros(K, dtype=z_NK.dtype), torch.eye(K, 2, dtype=z_NK.dtype), 1.0
     centre_K = z_NK.mean(0)
-    values, vectors = torch.linalg.eigh(torch.cov(z_NK.T))
-    return centre_K, vectors[:, -2:].flip(1), float(values[-2:].sum() / values.sum())
+    values, vectors = spectrum(z_NK)
+    total = float(values.sum())  # 0 for a network that has collapsed
+    shown = min(1.0, float(values[-2:].sum()) / total) if total > 0 else 1.0
+    return centre_K, vectors[:, -2:].flip(1), shown
+
+
+def spectrum(z_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of the points' covariance, the largest last; a single point has none."""
+    K = z_NK.shape[1]
+    covariance_KK = torch.cov(z_NK.T).reshape(K, K) if len(z_NK) > 1 else z_NK.new_zeros(K, K)
+    values_K, vectors_KK = torch.linalg.eigh(covariance_KK)
+    return values_K, vectors_KK
 
 
 def _text(values_N: Tensor) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseam.core.covariance import class_moments
-from protoseam.lab.engine.embeddings import through_last_layer
+from protoseam.lab.engine.embeddings import spectrum, through_last_layer
 from protoseam.lab.engine.epoch import audit
 from protoseam.lab.engine.files import StorageError, explain_os_error, write_atomically
 from protoseam.lab.engine.schemas import BOUND, LATENTS, check, read_tensors
@@ -84,12 +84,12 @@ class Latents:
     def reduce(self) -> None:
         """Turn all frames into the directions in which the last one's points vary most; ``share`` says how much."""
         z_ND = self.frames[max(self.frames)]["z"].double()
-        values, vectors = torch.linalg.eigh(torch.cov(z_ND.T).reshape(z_ND.shape[1], -1))
+        values, vectors = spectrum(z_ND)
         keep = min(DIRECTIONS, len(values))
         axes_DP, centre_D = vectors.flip(1)[:, :keep], z_ND.mean(0)
         if len(values) == 2:  # a plane is shown as it is
             axes_DP, centre_D = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-            values = z_ND.var(0).flip(0)
+            values = z_ND.var(0, correction=min(1, len(z_ND) - 1)).flip(0)
         total = float(values.sum())
         self.rest["share"] = (values.flip(0)[:keep] / (total if total > 0 else 1.0)).float()
         for frame in self.frames.values():
