@@ -137,7 +137,7 @@ def test_a_config_file_may_hold_the_commands_own_options(
     file.write_text(f"seeds: 3\nout: {tmp_path}\nno_page: true\n")
     assert main(["train", "--config", str(file), *SMALL]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "protoseam-3"]
-    for line in ("budget_minutes: soon", "trials: few", "seeds: [a]", "config: d.yaml"):
+    for line in ("budget_minutes: soon", "trials: few", "heartbeat: often", "config: d.yaml"):
         file.write_text(f"{line}\n")
         assert main(["sweep", "--config", str(file), *SMALL]) == 1
         assert f"protoseam sweep: --config {file}: " in capsys.readouterr().err, line
@@ -166,6 +166,10 @@ def test_a_config_file_may_hold_the_commands_own_options(
         (["train", "--budget-minutes=0"], "--budget-minutes must be above 0, got 0"),
         (["sweep", "--budget-minutes=-1"], "--budget-minutes must be above 0, got -1"),
         (["reproduce", "toy", "--budget_minutes=0"], "--budget-minutes must be above 0, got 0"),
+        (["train", "--seeds=1,x"], "--seeds must be whole numbers, as in --seeds 42 43, got x"),
+        (["sweep", "--seeds=1,x"], "--seeds must be whole numbers, as in --seeds 42 43, got x"),
+        (["train", "--seeds", "1", "01"], "--seeds names one twice: 1 1"),
+        (["sweep", "--variants=baseline,lifted"], "there is no variant 'lifted'"),
         (["trian"], "did you mean 'train'?"),
     ],
 )

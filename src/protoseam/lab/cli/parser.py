@@ -140,13 +140,28 @@ def distinct(name: str, values: Sequence[object] | None) -> None:
         raise ConfigError(f"--{name} names one twice: {' '.join(map(str, values))}")
 
 
-def known_variants(asked: Sequence[str]) -> list[Variant]:
+def listed(values: Sequence[str] | None) -> list[str]:
+    """Return the words of ``42 43``, ``42,43`` or ``[42,43]``."""
+    return [word for value in values or () for word in re.split(r"[\[\],\s]+", value) if word]
+
+
+def known_seeds(asked: Sequence[str] | None) -> list[int]:
+    """Return the seeds; raise ConfigError for a word that is none."""
+    words = listed(asked)
+    if wrong := [word for word in words if not word.isdecimal()]:
+        raise ConfigError(f"--seeds must be whole numbers, as in --seeds 42 43, got {wrong[0]:.100}")
+    distinct("seeds", seeds := list(map(int, words)))
+    return seeds
+
+
+def known_variants(asked: Sequence[str] | None) -> list[Variant]:
     """Return the variants of these names; raise ConfigError for an unknown one."""
     known = {str(variant): variant for variant in get_args(Variant)}
-    for name in asked:
+    distinct("variants", names := listed(asked))
+    for name in names:
         if name not in known:
             raise ConfigError(f"there is no variant {name!r}; there are {', '.join(known)}")
-    return [known[name] for name in asked]
+    return [known[name] for name in names]
 
 
 def budget_seconds(minutes: float | None) -> float | None:

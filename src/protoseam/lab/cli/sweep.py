@@ -13,7 +13,7 @@ from protoseam.lab.cli.parser import (
     Parser,
     at_least_one,
     budget_seconds,
-    distinct,
+    known_seeds,
     known_variants,
     read_command,
     spare_threads,
@@ -41,7 +41,7 @@ def build_parser() -> Parser:
     add("--space", nargs="+", metavar="SETTING=FORM", help=f"{forms}rates × 5 weight decays")
     trials = "let Optuna choose N points instead of running every combination"
     add("--trials", type=int, metavar="N", help=trials)
-    add("--seeds", nargs="+", type=int, help="judge by the mean over these seeds; default --seed")
+    add("--seeds", nargs="+", help="judge by the mean over these seeds; default --seed")
     add("--variants", nargs="+", help="a search for each, e.g. baseline protoseam; default --variant")
     tune = "also search for Unlifted; the paper gives it Baseline's settings"
     add("--tune-unlifted", action="store_true", help=tune)
@@ -59,7 +59,6 @@ def main(argv: list[str]) -> int:
     given, config = read_command(build_parser(), argv)
     at_least_one("heartbeat", given.heartbeat)
     at_least_one("trials", given.trials)
-    distinct("seeds", given.seeds)
     budget = budget_seconds(given.budget_minutes)
     spare_threads(config)
     out = Path(given.out or f"sweeps/{usual_name(config)}")
@@ -107,7 +106,7 @@ def _check_value(config: RunConfig, key: str, value: Any, others: dict[str, tupl
 
 
 def _variants(config: RunConfig, given: argparse.Namespace) -> list[Variant]:
-    asked = known_variants(given.variants or [config.variant])
+    asked = known_variants(given.variants) or [config.variant]
     if given.tune_unlifted:
         asked.append("unlifted")
     elif "unlifted" in asked:
@@ -124,7 +123,7 @@ def _searches(config: RunConfig, space: Space, given: argparse.Namespace, out: P
     from protoseam.lab.experiments.sweep import plan_search
     from protoseam.lab.experiments.sweep_queue import open_storage
 
-    variants = _variants(config, given)
+    variants, seeds = _variants(config, given), known_seeds(given.seeds) or [config.seed]
     shared = given.storage is not None
     database = (out / "sweep.db").resolve()
     if not shared and set("?#%") & set(str(database)):
@@ -137,7 +136,7 @@ def _searches(config: RunConfig, space: Space, given: argparse.Namespace, out: P
         plan_search(
             dataclasses.replace(config, variant=variant),
             space,
-            given.seeds or [config.seed],
+            seeds,
             out / variant,
             storage,
             name=f"{name}-{variant}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import statistics
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 from protoseam.lab.cli.parser import (
     Parser,
     budget_seconds,
-    distinct,
+    known_seeds,
     known_variants,
     read_command,
     spare_threads,
@@ -103,11 +102,6 @@ def _refuse_inside_data(data: str, out: Path) -> None:
         )
 
 
-def _listed(values: list[Any] | None) -> list[str]:
-    """Return the words of ``42 43``, ``42,43``, ``[42,43]`` or a list in a file."""
-    return [word for value in values or [] for word in re.split(r"[\[\],\s]+", str(value)) if word]
-
-
 def _going_on(out: Path, argv: list[str]) -> tuple[RunConfig, Path]:
     """Return the run to resume; refuse settings beside --resume, as a run goes on as it was begun."""
     from protoseam.lab.engine.rundir import RunDirectory
@@ -124,18 +118,14 @@ def _going_on(out: Path, argv: list[str]) -> tuple[RunConfig, Path]:
 def _expand(config: RunConfig, given: argparse.Namespace) -> list[tuple[RunConfig, Path]]:
     """Return one run, or one for each variant and seed asked for, with its directory."""
     name = usual_name(config)
-    seeds, variants = _listed(given.seeds), _listed(given.variants)
+    seeds, variants = known_seeds(given.seeds), known_variants(given.variants)
     if not seeds and not variants:
         return [(config, Path(given.out or f"runs/{name}-{config.variant}-{config.seed}"))]
-    distinct("seeds", seeds)
-    distinct("variants", variants)
-    if wrong := [word for word in seeds if not word.isdecimal()]:
-        raise ConfigError(f"--seeds must be whole numbers, as in --seeds 42 43, got {wrong[0]:.100}")
     root = Path(given.out or f"runs/{name}")
     return [
         (dataclasses.replace(config, variant=variant, seed=seed), root / f"{variant}-{seed}")
-        for variant in known_variants(variants) or [config.variant]
-        for seed in list(map(int, seeds)) or [config.seed]
+        for variant in variants or [config.variant]
+        for seed in seeds or [config.seed]
     ]
 
 
