@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -26,16 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    if args.epochs < 1 or len(set(args.seeds)) != len(args.seeds):
-        print("protoseam demo: --epochs must be at least 1, and --seeds must differ", file=sys.stderr)
-        return 2
+    from protoseam.lab.cli.parser import at_least_one, distinct, one_thread
+
+    at_least_one("epochs", args.epochs)
+    distinct("seeds", args.seeds)
     args.out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
     console.print(
         "[bold]ProtoSeam[/bold] on the 8×8 digits of scikit-learn: the same small network trained three ways.\n"
     )
     from protoseam.errors import SeamWarning
-    from protoseam.lab.cli.parser import one_thread  # after the first words, because it takes a second
     from protoseam.lab.engine.files import write_atomically
     from protoseam.lab.experiments import demo
     from protoseam.lab.report.demo import DemoPage

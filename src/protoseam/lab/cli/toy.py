@@ -26,11 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from protoseam.theory import toy
 
-    try:
-        simulation = toy.simulate(samples=args.samples, seeds=args.seeds, seed=args.seed)
-    except ValueError as error:
-        print(f"protoseam toy: {error}", file=sys.stderr)
-        return 2
+    simulation = toy.simulate(samples=args.samples, seeds=args.seeds, seed=args.seed)
     rows = simulation.rows()
     if args.json:
         for row in rows:  # NaN (the deviation of a single seed) is no JSON number
