@@ -173,7 +173,6 @@ def put_state(run: Path, epoch: int, changes: dict[str, Any]) -> None:
         (99, {"epoch": 99}, "epoch is 99 in a checkpoint of epoch 99, in a run of 3"),
         (3, {"epoch": 2}, "epoch is 2 in a checkpoint of epoch 3"),
         (3, {"epoch": "3"}, "epoch is '3', and must be a whole number"),
-        (3, {"counter": 10**6}, r"counter is 1000000 after 3 epochs of \d+ steps"),
         (3, {"counter": -1}, "counter is -1, and must be"),
         (3, {"rate_scale": 0.0}, "rate_scale is 0.0, and must be"),
         (3, {"rate_scale": NAN}, "rate_scale is nan, and must be"),

@@ -7,12 +7,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from protoseam.errors import DataWarning
+from protoseam.lab.engine import session
 from protoseam.lab.engine.config import (
     ConfigError,
     LiftConfig,
@@ -23,6 +25,7 @@ from protoseam.lab.engine.config import (
 )
 from protoseam.lab.engine.evaluate import evaluate
 from protoseam.lab.engine.files import StorageError
+from protoseam.lab.engine.run import Run
 from protoseam.lab.engine.rundir import RunDirectory
 from protoseam.lab.engine.session import Interrupted, ResumeWarning, resume, train
 from protoseam.lab.engine.settings import from_dict
@@ -125,6 +128,35 @@ def test_samples_that_changed_are_named(here: Path) -> None:
         summary = resume(here / "run", quiet=True)
     with pytest.warns(DataWarning):  # normalised as at the start, in training and now
         assert evaluate(here / "run")["accuracy"] == summary["test_accuracy"]
+
+
+@pytest.mark.parametrize("n", [40, 100])
+def test_a_run_goes_on_with_fewer_or_more_samples(
+    here: Path, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch then has another number of steps, and the picture of the latent space other points."""
+    honest = session.train_epoch
+
+    def stopped(run: Run) -> Any:
+        if run.epoch == 2:
+            raise KeyboardInterrupt
+        return honest(run)
+
+    def rates(run: Path) -> list[float]:
+        return [json.loads(line)["lr"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    config = dataclasses.replace(CONFIG, epochs=4, batch_size=8)
+    monkeypatch.setattr(session, "train_epoch", stopped)
+    with pytest.raises(Interrupted):
+        train(config, here / "run", quiet=True)
+    monkeypatch.setattr(session, "train_epoch", honest)
+    blobs(here / "blobs.npz", n=n)
+    with pytest.warns(ResumeWarning, match=f"its training samples were 30 and are {n // 2}"):
+        resume(here / "run", quiet=True)
+    train(config, here / "fresh", quiet=True)
+    assert rates(here / "run")[2:] == rates(here / "fresh")[2:]
+    with pytest.warns(DataWarning):
+        assert evaluate(here / "run")["samples"] == n // 2
 
 
 def test_a_root_that_is_told_anew_is_taken(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

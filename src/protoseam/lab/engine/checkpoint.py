@@ -122,7 +122,7 @@ def load_into(run: Run, folder: Path) -> tuple[int, int]:
         return 0, 0
     epoch, state = found
     which = f"the checkpoint of epoch {epoch} in {folder.parent}"
-    if wrong := check_state(state, epoch, run.config.epochs, run.data.steps):
+    if wrong := check_state(state, epoch, run.config.epochs):
         raise CheckpointError(f"{which} is no state of this run: {wrong}. Restore it, or remove its folder")
     try:
         run.load_state(state)

@@ -255,8 +255,9 @@ class Run:
         self.optimizer.synchronise()
         if self.average is not None:
             self.average.load_state_dict(state["average"])
-        self.step.counter.fill_(state["counter"])
         self.epoch, self.seconds = state["epoch"], state["seconds"]
+        # not the state's own number: an epoch of data that has changed since has more or fewer steps
+        self.step.counter.fill_(self.epoch * self.data.steps)
         self.slow_down(state["rate_scale"] / self.rate_scale)
 
     def _settle(self) -> None:

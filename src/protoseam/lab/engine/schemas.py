@@ -250,14 +250,12 @@ def check_normalised(path: Path, value: Any, schema: Schema) -> dict[str, Any]:
     return known
 
 
-def check_state(state: dict[str, Any], epoch: int, epochs: int, steps: int) -> str | None:
-    """Return what is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs`` × ``steps``, or None."""
+def check_state(state: dict[str, Any], epoch: int, epochs: int) -> str | None:
+    """Return what is wrong with the state in a checkpoint of ``epoch``, in a run of ``epochs``, or None."""
     if (wrong := problem(state, _STATE)) is not None:
         return wrong
     if state["epoch"] != epoch or epoch > epochs:
         return f"epoch is {state['epoch']} in a checkpoint of epoch {epoch}, in a run of {epochs}"
-    if state["counter"] > epoch * steps:
-        return f"counter is {state['counter']} after {epoch} epochs of {steps} steps"
     return None
 
 

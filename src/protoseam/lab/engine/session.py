@@ -192,7 +192,8 @@ class Session:
             )
         if self.writes:
             directory.write_metrics(self.history)
-        self.latents = Latents.resumed(self.out, self.config.epochs, done)
+        if not changed:  # its frames are of the test images that there were
+            self.latents = Latents.resumed(self.out, self.config.epochs, done)
 
     # ------------------------------------------------------------------ the way to the end
 
