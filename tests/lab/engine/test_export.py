@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,8 +20,8 @@ from protoseam.lab.cli.main import main
 from protoseam.lab.data.loading import load
 from protoseam.lab.engine import export as exporting
 from protoseam.lab.engine import session
-from protoseam.lab.engine.config import LiftConfig, OptimConfig, RunConfig
-from protoseam.lab.engine.evaluate import load_deployed
+from protoseam.lab.engine.config import ConfigError, LiftConfig, OptimConfig, RunConfig
+from protoseam.lab.engine.evaluate import evaluate, load_deployed
 
 # Runs in a process of its own, where importing this library fails.
 ALONE = """
@@ -168,6 +169,24 @@ def test_safetensors_fit_the_plain_architecture(vit: tuple[Path, float]) -> None
     assert len(about["mean"]) == 1
     plain = models.build("vit_s", 10, (1, 8, 8), patch=4, dim=32, depth=1, heads=2, mlp=32)
     plain.load_state_dict(weights)  # the two Linears around the seam are one
+
+
+def test_an_export_replaces_neither_the_run_nor_a_readme_of_ones_own(
+    vit: tuple[Path, float], tmp_path: Path
+) -> None:
+    """The folded weights in the place of the run's are weights that no verb can load any more."""
+    run = tmp_path / "run"
+    shutil.copytree(vit[0], run)
+    for words in ([run / "model.safetensors"], [run, "hub"]):
+        with pytest.raises(ConfigError, match=r"run/model\.safetensors is a file of the run itself"):
+            exporting.export(run, *words)
+    (readme := tmp_path / "README.md").write_text("mine")
+    with pytest.raises(ConfigError, match=r"README\.md is not of an earlier export"):
+        exporting.export(run, tmp_path, "hub")
+    assert readme.read_text() == "mine"
+    for _ in "ab":  # its own it replaces
+        exporting.export(run, None, "hub")
+    assert evaluate(run)["accuracy"] == vit[1]
 
 
 def test_a_hub_folder_of_a_timm_network_loads_by_timm(images: np.ndarray, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import io
 import json
 import tempfile
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from protoseam.lab.engine.config import ConfigError
 from protoseam.lab.engine.evaluate import load_network
 from protoseam.lab.engine.files import explain_os_error, write_atomically
 from protoseam.lab.engine.rundata import RunData, data_of
-from protoseam.lab.engine.rundir import RunDirectory
+from protoseam.lab.engine.rundir import WRITTEN, RunDirectory
 
 Format = Literal["pt2", "onnx", "safetensors", "hub"]
 _ONNX_TOLERANCE = 1e-3  # of the largest logit: other kernels add up in another order
@@ -142,11 +143,23 @@ def export(run: Path, out: Path | None = None, to: Format | None = None) -> tupl
     else:
         write = {"pt2": pt2_bytes, "onnx": onnx_bytes, "safetensors": safetensors_bytes}[to]
         folder, files = out.parent, {out.name: write(network, about)}
+    _refuse_to_overwrite(folder, files)
     with explain_os_error("the network", folder, going_on=""):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(folder / name, content)
     return out, to, about
+
+
+def _refuse_to_overwrite(folder: Path, files: Collection[str]) -> None:
+    """Refuse to replace a run's own files, without which it is lost, or a README.md that no export has written."""
+    if (folder / "config.yaml").exists() and (own := WRITTEN.intersection(files)):
+        raise ConfigError(
+            f"{folder / min(own)} is a file of the run itself: choose another name or folder, or leave OUT out"
+        )
+    card = folder / "README.md"
+    if card.name in files and card.is_file() and b"-classification, protoseam]" not in card.read_bytes():
+        raise ConfigError(f"{card} is not of an earlier export: move it away, or choose another folder")
 
 
 def _place(run: Path, out: Path | None, to: Format | None) -> tuple[Path, Format]:

@@ -44,7 +44,7 @@ from protoseam.seam.processes import world_size
 
 _MOST_CONFIG = 2**16
 _MOST_METRICS = 256 * 2**20
-_WRITTEN = {
+WRITTEN = {
     "config.yaml", "data.json", "env.json", "metrics.jsonl", "summary.json", "model.safetensors",
     "latents.safetensors", "seam.safetensors", "report.html", "cost.json",
 }  # fmt: skip
@@ -118,7 +118,7 @@ class RunDirectory:
     def _sweep_up(self) -> None:
         """Remove temporary files of a process that was killed while it wrote."""
         for leftover in self.path.glob(".*.????????"):
-            if leftover.name[1:-9] in _WRITTEN:
+            if leftover.name[1:-9] in WRITTEN:
                 leftover.unlink()
 
     def read_config(self) -> RunConfig:
