@@ -132,7 +132,7 @@ def test_samples_that_changed_are_named(here: Path) -> None:
 
 @pytest.mark.parametrize("n", [40, 100])
 def test_a_run_goes_on_with_fewer_or_more_samples(
-    here: Path, n: int, monkeypatch: pytest.MonkeyPatch
+    here: Path, n: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An epoch then has another number of steps, and the picture of the latent space other points."""
     honest = session.train_epoch
@@ -152,7 +152,8 @@ def test_a_run_goes_on_with_fewer_or_more_samples(
     monkeypatch.setattr(session, "train_epoch", honest)
     blobs(here / "blobs.npz", n=n)
     with pytest.warns(ResumeWarning, match=f"its training samples were 30 and are {n // 2}"):
-        resume(here / "run", quiet=True)
+        resume(here / "run")
+    assert f"2 classes: a, b; {n // 2} training," in capsys.readouterr().err
     train(config, here / "fresh", quiet=True)
     assert rates(here / "run")[2:] == rates(here / "fresh")[2:]
     with pytest.warns(DataWarning):

@@ -164,8 +164,10 @@ class Session:
             remembered.normalise(run.data)
         if not goes_on:
             run.start()
+        present = RunData.of(config, dataset, run.data)
         if self.writes and remembered is None:
-            RunData.of(config, dataset, run.data).write(self.out)
+            present.write(self.out)
+        self.told = present.told(len(run.data.validation[1]))
         return run, changed
 
     def _go_on(self, changed: list[str]) -> None:
@@ -230,10 +232,10 @@ class Session:
 
     def opening(self) -> list[str]:
         """Return what a person should know before the first epoch: its data and steps, and what it starts from."""
-        size, batch, data = self.run.data.size, self.run.data.batch_size, RunData.read(self.out)
-        notes = [data.told(len(self.run.data.validation[1])) if data else None, optimizer_of(self.config)]
-        notes += [epoch_of(size, batch), few_steps(self.config, size, batch, self.processes.world)]
-        notes.append(self.run.start() if self.run.epoch == 0 else None)
+        size, batch = self.run.data.size, self.run.data.batch_size
+        few = few_steps(self.config, size, batch, self.processes.world)
+        start = self.run.start() if self.run.epoch == 0 else None
+        notes = (self.told, optimizer_of(self.config), epoch_of(size, batch), few, start)
         return [f"{self.name}: {note}" for note in notes if note]
 
     def record(self, row: dict[str, Any]) -> None:
