@@ -259,12 +259,12 @@ class Session:
         late = [row for row in looked if row["epoch"] >= max(3, self.config.epochs / 5)]
         if len(late) != 1 or late[0]["epoch"] == self.config.epochs or late[0] is not self.history[-1]:
             return None
-        told = self._at_chance("validation")
+        told = self._at_chance("validation", *self.run.right("validation"))
         return None if told is None else f"{self.name}: after {late[0]['epoch']} epochs {told}"
 
-    def _at_chance(self, split: str) -> str | None:
+    def _at_chance(self, split: str, right: list[int], counts: list[int]) -> str | None:
         data = self.run.data
-        told = at_chance(*self.run.right(split), data.classes, split)
+        told = at_chance(right, counts, data.classes, split)
         return told and f"{told} {what_to_try(self.config, data.size, data.batch_size, data.world)}"
 
     def save(self) -> int:
@@ -288,7 +288,8 @@ class Session:
         Test labels are used here and nowhere else, and test images besides only for the picture of the latent space.
         """
         self.run.calibrate()
-        accuracy = self.run.accuracy("test")
+        right, counts = self.run.right("test")
+        accuracy = sum(right) / sum(counts) if sum(counts) else None
         deployed = self.run.deployed()
         validation = [r["validation_accuracy"] for r in self.history if r["validation_accuracy"] is not None]
         result = {
@@ -300,7 +301,7 @@ class Session:
             "classes": list(self.run.data.classes),
             "config": to_dict(self.config),
         }
-        if told := self._at_chance("test"):
+        if told := self._at_chance("test", right, counts):
             result["at_chance"] = told
         if self.run.temperature != 1:
             result["temperature"] = self.run.temperature
