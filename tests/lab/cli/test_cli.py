@@ -148,6 +148,7 @@ def test_a_config_file_may_hold_the_commands_own_options(
     [
         (["train", "--optim.lrr=1"], "did you mean --optim.lr?"),
         (["train", "--lrr=1"], "did you mean --optim.lr?"),
+        (["train", "/usr", "--epochs=1"], "unrecognized arguments: /usr; did you mean --data /usr?"),
         (["train", "--optim=adam"], "did you mean --optim.name?"),
         (["train", "--epochs=many"], "epochs must be a whole number, got 'many'"),
         (["train", "--lift.floor=autoo"], "lift.floor must be a number or auto, got 'autoo'"),

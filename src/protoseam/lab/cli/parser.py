@@ -6,6 +6,7 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print, with the nearest known option."""
+        place = re.fullmatch(r"unrecognized arguments: ([^-].*)", message)
+        if place and os.path.exists(place[1]):
+            raise ConfigError(f"{message}; did you mean --data {shlex.quote(place[1])}?")
         known = [name.removeprefix("--") for name in self._option_string_actions]
         # lrr is meant for optim.lr: compare with the last part of each name, too
         by_part = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
