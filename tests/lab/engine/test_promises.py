@@ -37,11 +37,11 @@ SMALL = RunConfig(
 
 
 def test_the_worst_classes_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of seven classes, class c is recognised in 6 − c of six samples, the last in none."""
+    """Of seven classes, class c is recognised in 6 − c of six samples, the last in none; an eighth has no sample."""
     y = torch.arange(7).repeat_interleave(6)
     right = torch.arange(6).repeat(7) < 6 - y
-    x = nn.functional.one_hot(torch.where(right, y, (y + 1) % 7), 7).float()
-    data = SimpleNamespace(num_classes=7, classes="abcdefg", batches=lambda split: [(x, y)])
+    x = nn.functional.one_hot(torch.where(right, y, (y + 1) % 7), 8).float()
+    data = SimpleNamespace(num_classes=8, classes="abcdefgh", batches=lambda split: [(x, y)])
     monkeypatch.setattr(evaluate, "load_deployed", lambda path, place: (nn.Identity(), data))
     with RunDirectory.create(tmp_path, SMALL):
         found = evaluate.evaluate(tmp_path, device="cpu")

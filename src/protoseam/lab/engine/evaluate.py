@@ -76,7 +76,7 @@ def evaluate(
     seen = torch.bincount(y, minlength=data.num_classes)
     right = torch.bincount(y[logits.argmax(1) == y], minlength=data.num_classes)
     by_class = right / seen.clamp_min(1)
-    worst = by_class.argsort()[:5].tolist()
+    worst = [c for c in by_class.argsort().tolist() if seen[c]][:5]
     accuracy = int(right.sum()) / int(seen.sum())
     told = at_chance(right.tolist(), seen.tolist(), data.classes, split)
     return {
