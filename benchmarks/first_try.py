@@ -19,7 +19,7 @@ import multiprocessing
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,30 +104,40 @@ def cosine(opt: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.L
     return torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps)))
 
 
-def cross_entropy(model: nn.Module, loader: Batches, name: str, lr: float, epochs: int) -> nn.Module:
-    opt = optimizer(name, model.parameters(), lr)
-    decay = cosine(opt, epochs * len(loader))
+class Step:
+    """What follows on a backward: the optimizer's step, with a cosine decay or none, and clipped or not."""
+
+    def __init__(
+        self, opt: torch.optim.Optimizer, steps: int, *, decays: bool = True, clip: float | None = None
+    ):
+        self.opt, self.decay, self.clip = opt, cosine(opt, steps) if decays else None, clip
+
+    def __call__(self, loss: Tensor) -> None:
+        self.opt.zero_grad()
+        loss.backward()
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_([p for g in self.opt.param_groups for p in g["params"]], self.clip)
+        self.opt.step()
+        if self.decay is not None:
+            self.decay.step()
+
+
+def cross_entropy(
+    model: nn.Module, loader: Batches, name: str, lr: float, epochs: int, **loop: Any
+) -> nn.Module:
+    step = Step(optimizer(name, model.parameters(), lr), epochs * len(loader), **loop)
     for _ in range(epochs):
         for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            decay.step()
+            step(F.cross_entropy(model(x), y))
     return model
 
 
-def lifted(model: nn.Module, loader: Batches, name: str, lr: float, epochs: int) -> nn.Module:
+def lifted(model: nn.Module, loader: Batches, name: str, lr: float, epochs: int, **loop: Any) -> nn.Module:
     net = ps.lift(model, num_classes=loader.task.classes)
-    opt = optimizer(name, net.param_groups(lr=lr), lr)
-    decay = cosine(opt, epochs * len(loader))
+    step = Step(optimizer(name, net.param_groups(lr=lr), lr), epochs * len(loader), **loop)
     for _ in net.epochs(loader, epochs):
         for x, y in loader:
-            loss = net.objective(x, y).total
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            decay.step()
+            step(net.objective(x, y).total)
     return net.deploy(fold=True)
 
 
@@ -145,7 +155,11 @@ def fitted(model: nn.Module, loader: Batches, name: str, lr: float, epochs: int)
     return model
 
 
-SIDES = {"cross-entropy": cross_entropy, "lifted": lifted, "fitted": fitted}
+SIDES: dict[str, Callable[..., nn.Module]] = {
+    "cross-entropy": cross_entropy,
+    "lifted": lifted,
+    "fitted": fitted,
+}
 
 
 @torch.no_grad()
@@ -156,7 +170,7 @@ def accuracy(model: nn.Module, task: Task) -> float:
     return 100 * float((logits.argmax(1) == task.y_test).float().mean())
 
 
-def trained(cell: Cell, side: str, seed: int) -> tuple[nn.Module, Task]:
+def trained(cell: Cell, side: str, seed: int, **loop: Any) -> tuple[nn.Module, Task]:
     name, network, opt, lr, epochs, size = cell
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ps.SeamWarning)
@@ -164,7 +178,7 @@ def trained(cell: Cell, side: str, seed: int) -> tuple[nn.Module, Task]:
     torch.manual_seed(seed)
     model = pretrained(network, task, seed) if name == "fine_tuning" else NETWORKS[network](task)
     torch.manual_seed(seed)
-    return SIDES[side](model, Batches(task, size, seed), opt, lr, epochs), task
+    return SIDES[side](model, Batches(task, size, seed), opt, lr, epochs, **loop), task
 
 
 def run(job: tuple[Cell, str, int]) -> dict[str, Any]:

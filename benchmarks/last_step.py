@@ -162,15 +162,10 @@ def photos(job: Photo) -> dict[str, Any]:
         wrong = torch.cat([plain(part).argmax(1) for part in test[0].split(500)]) != test[1]
     model, loader = fresh()
     net = ps.lift(model, num_classes=classes, refit=False)
-    opt = panel.optimizer(name, net.param_groups(lr=lr), lr)
-    decay = panel.cosine(opt, epochs * len(loader))
+    step = panel.Step(panel.optimizer(name, net.param_groups(lr=lr), lr), epochs * len(loader))
     for _ in net.epochs(loader, epochs):
         for batch, labels in loader:
-            loss = net.objective(batch, labels).total
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            decay.step()
+            step(net.objective(batch, labels).total)
     return {
         "run": list(job),
         "cross_entropy": round(100 * float(wrong.double().mean()), 3),

@@ -193,3 +193,30 @@ def test_refusals(X: np.ndarray, options: dict[str, Any], weight: Any, told: str
 def test_settings_that_are_no_use_are_named(setting: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(setting))):
         ProtoSeamClassifier(**setting).fit(*IRIS)
+
+
+@pytest.mark.parametrize(
+    ("X", "options", "expected"),
+    [
+        (DIGITS.data, {"lr": 0.01}, 1 / (10 * 0.01 * 10)),  # ten steps of ten rows
+        (DIGITS.data, {"weight_decay": 0.3}, 0.3),
+        (DIGITS.data, {"lr": 0.0}, 0.01),
+        (DIGITS.data, {"network": nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))}, 0.01),
+        (DIGITS.images, {}, 0.01),
+    ],
+    ids=["table", "given", "no rate", "a network of one's own", "images"],
+)
+@pytest.mark.filterwarnings("ignore::protoseam.errors.SeamWarning")
+def test_the_network_built_for_a_table_gets_more_weight_decay(
+    X: np.ndarray, options: dict[str, Any], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    adamw = torch.optim.AdamW
+
+    def watched(groups: Any, weight_decay: float) -> torch.optim.AdamW:
+        used.append(weight_decay)
+        return adamw(groups, weight_decay=weight_decay)
+
+    monkeypatch.setattr(torch.optim, "AdamW", watched)
+    ProtoSeamClassifier(epochs=1, random_state=0, **options).fit(X[:100], DIGITS.target[:100])
+    assert used == [pytest.approx(expected)]

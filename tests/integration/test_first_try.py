@@ -78,6 +78,45 @@ def test_the_documents_say_what_was_measured_elsewhere(strangers: ModuleType) ->
         assert said.format(*counts(strangers, cells, out)) in readme
 
 
+def test_the_documents_say_what_was_drawn_by_chance(
+    panel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = loaded("first_try_drawn", monkeypatch)
+    runs = drawn.read(drawn.OUT)
+    assert set(runs) == {
+        (key, side, seed) for key in drawn.drawn() for side in drawn.SIDES for seed in (5, 6)
+    }
+    table = drawn.table(runs)
+    assert table in (ROOT / "docs" / "first-try.md").read_text(encoding="utf-8")
+    within, above = re.findall(r"(\d+) (?:within 1\.5|above it)", table)
+    said = f"{within} are within 1.5 points and {above} above"
+    assert said in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_drawn_cell_runs(panel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = loaded("first_try_drawn", monkeypatch)
+    cell = ("wine", "mlp", "sgd", 0.05, 10, 32), False, 1.0
+    found = {side: drawn.run((cell, side, 5))["accuracy"] for side in drawn.SIDES}
+    assert min(found.values()) > 85
+
+
+def test_the_page_on_scikit_learn_says_what_was_measured_on_tables(
+    panel: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = loaded("tables", monkeypatch)
+    rows = tables.read()
+    jobs = [job for names, seeds in tables.LISTS.values() for job in tables.jobs(names, seeds)]
+    assert sorted(map(str, jobs)) == sorted(
+        str({k: v for k, v in row.items() if k != "accuracy"}) for row in rows
+    )
+    page = (ROOT / "docs" / "hosts" / "sklearn.md").read_text(encoding="utf-8")
+    assert tables.table(rows, tables.OTHERS, tables.DEFAULTS) in page
+    chosen = tables.table(rows, tables.CHOSEN_ON, tables.DEFAULTS).rpartition("mean**")[2]
+    mlp, *means = re.findall(r"[\d.]+", chosen)
+    said = "from {} to {} % after 20 epochs, and from {} to {} % after 60 (`MLPClassifier` " + f"{mlp} %)"
+    assert said.format(*means) in page
+
+
 def counts(strangers: ModuleType, cells: list[Any], out: Path) -> tuple[int, int]:
     """How many cells are within 1.5 points of cross-entropy or above, and how many above it."""
     summary = strangers.table(strangers.read(out), cells).rpartition("\n")[2]

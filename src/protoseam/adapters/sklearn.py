@@ -29,11 +29,12 @@ from protoseam.seam.split import evaluating
 _TABLE, _IMAGES = (128, 128), (32, 64)  # mlp and cnn_bn of benchmarks/first_try_tasks.py
 _LEAST_STEPS = 10  # per epoch; with fewer the seam's own guard warns
 _ROWS = 1024  # predicted at once
-
+# In so many epochs at the full rate AdamW's decay shrinks a weight to 1/e. Counted in epochs the best time hardly
+# changes with the sizes of network and data (Wang & Aitchison, arXiv 2405.13698). docs/hosts/sklearn.md has figures.
+_MEMORY = 10
 
 _NUMBERS: tuple[tuple[str, type, int], ...] = (
     ("lr", Real, 0),
-    ("weight_decay", Real, 0),
     ("epochs", Integral, 1),
     ("batch_size", Integral, 1),
 )
@@ -53,7 +54,9 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
             ``(n, height, width)`` or ``(n, channels, height, width)`` are images without it.
         dim: width of the seam; :func:`protoseam.lift`'s default unless given.
         lr: learning rate of N1 at the start; the seam learns thirty times faster (``net.param_groups``).
-        weight_decay: of N1; AdamW's own default in torch. The seam has none.
+        weight_decay: AdamW's, of N1; the seam has none. None: 0.01, torch's default, for images and for a module of
+            yours; for a network built for a table, which N1 would fit too closely, ``1 / (10 * lr * steps)`` with the
+            steps of an epoch.
         epochs: passes over the data.
         batch_size: rows per step at most. Small data get smaller batches, so that an epoch has ten steps.
         validation_fraction: share of the data (stratified) to hold out for early stopping; None trains all epochs on
@@ -79,7 +82,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
         image_shape: tuple[int, int, int] | None = None,
         dim: int | None = None,
         lr: float = 1e-3,
-        weight_decay: float = 0.01,
+        weight_decay: float | None = None,
         epochs: int = 20,
         batch_size: int = 64,
         validation_fraction: float | None = None,
@@ -121,6 +124,8 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
         """
         for name, kind, least in _NUMBERS:
             check_scalar(getattr(self, name), name, kind, min_val=least)
+        if self.weight_decay is not None:
+            check_scalar(self.weight_decay, "weight_decay", Real, min_val=0)
         X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], allow_nd=True)
         check_classification_targets(y)
         weight = _weights(sample_weight, len(X))
@@ -152,8 +157,9 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
     ) -> None:
         net = self._network(x).to(self.device)
         batches = _Batches(x, y, weight, self.batch_size)
-        optimizer = torch.optim.AdamW(net.param_groups(lr=self.lr), weight_decay=self.weight_decay)
         steps = self.epochs * len(batches)
+        weight_decay = self._decay(x, len(batches))
+        optimizer = torch.optim.AdamW(net.param_groups(lr=self.lr), weight_decay=weight_decay)
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / steps))
         )
@@ -186,6 +192,13 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
                 net.load_state_dict(kept)
         self.net_ = net.eval()
         self.n_iter_ = len(self.history_)
+
+    def _decay(self, x: Tensor, steps: int) -> float:
+        if self.weight_decay is not None:
+            return self.weight_decay
+        if x.ndim > 2 or isinstance(self.network, nn.Module) or self.lr == 0:
+            return 0.01
+        return 1 / (_MEMORY * self.lr * steps)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return the logits ``(n, classes)``; with two classes the second's minus the first's, ``(n,)``."""
