@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d,
 from torch import Tensor, nn
 
 from protoseam.errors import DataError, ModelError
+from protoseam.seam.groups import table_decay
 from protoseam.seam.lift import lift
 from protoseam.seam.lifted import Lifted
 from protoseam.seam.split import evaluating
@@ -29,9 +30,7 @@ from protoseam.seam.split import evaluating
 _TABLE, _IMAGES = (128, 128), (32, 64)  # mlp and cnn_bn of benchmarks/first_try_tasks.py
 _LEAST_STEPS = 10  # per epoch; with fewer the seam's own guard warns
 _ROWS = 1024  # predicted at once
-# In so many epochs at the full rate AdamW's decay shrinks a weight to 1/e. Counted in epochs the best time hardly
-# changes with the sizes of network and data (Wang & Aitchison, arXiv 2405.13698). docs/hosts/sklearn.md has figures.
-_MEMORY = 10
+
 
 _NUMBERS: tuple[tuple[str, type, int], ...] = (
     ("lr", Real, 0),
@@ -198,7 +197,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
             return self.weight_decay
         if x.ndim > 2 or isinstance(self.network, nn.Module) or self.lr == 0:
             return 0.01
-        return 1 / (_MEMORY * self.lr * steps)
+        return table_decay(self.lr, steps)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Return the logits ``(n, classes)``; with two classes the second's minus the first's, ``(n,)``."""

@@ -15,12 +15,21 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from protoseam.errors import ArgumentError
 
-__all__ = ["SEAM_SPEED", "FollowedGroups", "layer_of", "names_without_decay", "parameter_groups", "trainable"]
+__all__ = [
+    "SEAM_SPEED",
+    "FollowedGroups",
+    "layer_of",
+    "names_without_decay",
+    "parameter_groups",
+    "table_decay",
+    "trainable",
+]
 
 # N2 and the prototypes learn from n samples per step and from nothing else, so at N1's rate they fall behind it. Of 10,
 # 20, 40 and 100 times N1's rate, and of 1 and 5 with prototypes that started apart, 20 and 40 did best on the panel of
 # first tries (results/first_try/trials.jsonl).
 SEAM_SPEED = 30.0
+_TABLE_EPOCHS = 10  # docs/hosts/sklearn.md has the measurement
 
 
 def parameter_groups(
@@ -120,6 +129,15 @@ def _renew(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             theirs = {id(p): other for other in optimizer.param_groups for p in other["params"]}
             pairs = zip(followed.firsts, followed.now, strict=True)
             followed.now = [theirs.get(id(first), mine) for first, mine in pairs]
+
+
+def table_decay(lr: float, steps: int) -> float:
+    """Return AdamW's weight decay for a network of Linears on a table, which N1 otherwise fits too closely.
+
+    In ten epochs of so many steps at the full rate it shrinks a weight to 1/e. Counted in epochs the best time hardly
+    changes with the sizes of network and data (Wang & Aitchison, arXiv 2405.13698).
+    """
+    return 1 / (_TABLE_EPOCHS * lr * steps)
 
 
 def trainable(half: nn.Module) -> list[nn.Parameter]:

@@ -38,6 +38,23 @@ def test_lifting_ones_own_data_takes_more_weight_decay() -> None:
     assert resolved(dataclasses.replace(own, optim=OptimConfig(weight_decay=0.1))).optim.weight_decay == 0.1
 
 
+def test_weight_decay_of_ones_own_table_follows_its_steps() -> None:
+    """It shrinks a weight to 1/e in ten epochs, whatever the rate; images keep theirs, in mlp too."""
+    images = load("digits")
+    table = dataclasses.replace(
+        images,
+        **{f"{part}_images": getattr(images, f"{part}_images").reshape(-1, 64) for part in ("train", "test")},
+    )
+    own = RunConfig(data="./digits", model="mlp", device="cpu", optim=OptimConfig(lr=0.002))
+    run = Run(own, table)
+    assert run.weight_decay == pytest.approx(1 / (10 * 0.002 * run.data.steps))
+    assert run.optimizer.segments[0].weight_decay == run.weight_decay
+    assert Run(own, images).weight_decay == 0.3
+    assert Run(dataclasses.replace(own, variant="baseline"), table).weight_decay == 0.01
+    given = dataclasses.replace(own, optim=OptimConfig(weight_decay=0.1))
+    assert Run(given, table).weight_decay == 0.1
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_bounded_gradients_are_clipped_too(name: Literal["sgd", "adamw"]) -> None:
     assert resolved(RunConfig(data="./digits", optim=OptimConfig(name=name))).optim.clip == 1.0

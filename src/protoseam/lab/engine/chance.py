@@ -46,9 +46,9 @@ def what_to_try(config: RunConfig, samples: int, batch_size: int, world: int = 1
     return f"Try one of {', '.join(options)}.{check if config.variant != 'baseline' else ''}"
 
 
-def optimizer_of(config: RunConfig) -> str:
+def optimizer_of(config: RunConfig, weight_decay: float) -> str:
     """Return a sentence: which optimizer trains, with which settings."""
-    lr, decay = config.optim.resolved()
+    lr, _ = config.optim.resolved()
     name = "AdamW" if config.optim.name == "adamw" else "SGD"
     clip = f", gradients clipped at {config.optim.clip:g}" if config.optim.clip else ""
     high = (
@@ -56,7 +56,7 @@ def optimizer_of(config: RunConfig) -> str:
         if name == "AdamW" and lr > 0.01
         else ""
     )
-    return f"{name} with learning rate {lr:g} and weight decay {decay:g}{clip}.{high}"
+    return f"{name} with learning rate {lr:g} and weight decay {weight_decay:.3g}{clip}.{high}"
 
 
 def epoch_of(samples: int, batch_size: int) -> str:

@@ -28,7 +28,7 @@ class ConfigError(ProtoSeamError, ValueError):
 BESIDE = ("data_root", "device", "audit_every", "checkpoint_every")
 # Learning rate and weight decay by optimizer. adamw: torch.optim.AdamW's own.
 _RATES = {"sgd": (0.02, 5e-4), "adamw": (1e-3, 1e-2)}
-_LIFTED_DECAY = 0.3  # adamw's for the user's own data; docs/own-data.md has the measurement
+LIFTED_DECAY = 0.3  # adamw's for the user's own images; docs/own-data.md has the measurement
 _OWN_CLIP = 1.0  # for the user's own data; docs/own-data.md has the measurement
 _PAPER_SPEED = 1.0  # the paper trains N2 and S like the rest
 CATALOGUED_BATCH = 128  # in the paper's recipes; the paper does not state it
@@ -41,8 +41,8 @@ class OptimConfig:
     Args:
         lr: peak learning rate; null takes the optimizer's default, 0.02 for sgd and 0.001 for adamw.
         weight_decay: on every parameter, the prototypes included; null takes the optimizer's default, 5e-4 for sgd
-            and 0.01 for adamw (torch's); protoseam with adamw takes 0.3 for your own data, which N1 would otherwise
-            fit too closely.
+            and 0.01 for adamw (torch's). protoseam with adamw takes 0.3 for your own images and 1/(10·lr·steps of an
+            epoch) for your own tables, which N1 would otherwise fit too closely.
         momentum: Nesterov momentum, or adamw's first beta; the paper does not state it.
         warmup_epochs: length of the linear warm-up; the paper says "short".
         name: sgd (with Nesterov momentum; paper, protocol) or adamw (with decoupled weight decay). null: adamw for
@@ -265,7 +265,8 @@ def resolved(config: RunConfig) -> RunConfig:
     optim = filled(config.optim, name="adamw" if own else "sgd")
     lr, decay = optim.resolved()
     if own and config.variant == "protoseam" and optim.name == "adamw":
-        decay = _LIFTED_DECAY
+        # a table's follows from its number of steps, and mlp alone takes tables
+        decay = None if config.model == "mlp" else LIFTED_DECAY
     lift = filled(
         config.lift,
         seam_speed=SEAM_SPEED if own else _PAPER_SPEED,

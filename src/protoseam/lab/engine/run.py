@@ -18,7 +18,7 @@ from protoseam.lab import kernels, models
 from protoseam.lab.data.dataset import ArrayDataset
 from protoseam.lab.engine.adamw import FlatAdamW
 from protoseam.lab.engine.average import Average
-from protoseam.lab.engine.config import ConfigError, RunConfig, resolved
+from protoseam.lab.engine.config import LIFTED_DECAY, ConfigError, RunConfig, resolved
 from protoseam.lab.engine.distributed import Processes
 from protoseam.lab.engine.embeddings import through_last_layer
 from protoseam.lab.engine.initial import normalisation_of, read_tensors, take_over
@@ -30,6 +30,7 @@ from protoseam.lab.pipeline.augment import Augmentation
 from protoseam.lab.pipeline.resident import Resident
 from protoseam.seam import heads
 from protoseam.seam.classifier import find_classifier, get_layer
+from protoseam.seam.groups import table_decay
 
 _MOST_STEPS = 10**7  # the learning rate of each is kept
 
@@ -149,6 +150,10 @@ class Run:
     def _build_optimizer(self, low: torch.dtype | None) -> FlatOptimizer:
         optim = self.config.optim
         lr, decay = optim.resolved()
+        if optim.weight_decay is None:  # resolved() leaves it to the data
+            table = len(self.data.sample_shape) == 1
+            decay = table_decay(lr, self.data.steps) if table else LIFTED_DECAY
+        self.weight_decay = decay
         kind = FlatAdamW if optim.name == "adamw" else FlatSGD
         return kind(
             self.objective.param_groups(lr, decay),

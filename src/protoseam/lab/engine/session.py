@@ -235,7 +235,13 @@ class Session:
         size, batch = self.run.data.size, self.run.data.batch_size
         few = few_steps(self.config, size, batch, self.processes.world)
         start = self.run.start() if self.run.epoch == 0 else None
-        notes = (self.told, optimizer_of(self.config), epoch_of(size, batch), few, start)
+        notes = (
+            self.told,
+            optimizer_of(self.config, self.run.weight_decay),
+            epoch_of(size, batch),
+            few,
+            start,
+        )
         return [f"{self.name}: {note}" for note in notes if note]
 
     def record(self, row: dict[str, Any]) -> None:
