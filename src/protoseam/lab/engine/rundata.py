@@ -126,8 +126,8 @@ def find_data(
     name, root = remembered.place(config) if remembered else (config.data, config.data_root)
     if remembered and remembered.path and not Path(name).expanduser().exists():
         raise ConfigError(
-            f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}. If it has "
-            "moved: eval --data PLACE"
+            f"the data of {run} lay in {remembered.path} and is not there any more: {_REMEDY}. Data that "
+            "has moved: eval takes --data PLACE; to train on, move it back"
         )
     dataset = load(name, Path(root) if root else None, image_size=config.image_size)
     if not test:
