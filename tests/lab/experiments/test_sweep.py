@@ -226,9 +226,30 @@ def test_a_combination_that_cannot_be_is_told_as_such_and_the_others_are_run(
         "trial 2 (4 in all)  lift.rho_min 3  lift.rho_max 2  not run: its settings do not go together" in said
     )
     assert "4 of 4 trials" in said
+    table = rows(tmp_path / "s" / "protoseam")
+    assert (table[-1]["trial"], table[-1]["validation accuracy, %"]) == ("2", "not run")
     assert {p.name for p in (tmp_path / "s" / "protoseam").glob("*.json")} == {
         f"00{slot}-{BASE.seed}.json" for slot in (0, 1, 3)
     }
+
+
+def test_a_point_whose_network_does_not_fit_the_images_spoils_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = ["--model=vit_s", '--model_options={"dim": 8, "depth": 1, "heads": 2, "patch": 4}']
+    words = ["--variant=baseline", *network, "--space", "image_size=choice:8,10,12"]
+    assert command(tmp_path / "s", *words) == 0
+    assert "not run: vit_s cannot be built (image_size=10 does not divide" in capsys.readouterr().out
+    table = {row["image_size"]: row["validation accuracy, %"] for row in rows(tmp_path / "s" / "baseline")}
+    assert (table["10"], len(table)) == ("not run", 3)
+
+
+@pytest.mark.parametrize("mistake", ["--data=digitz", "--model=convnext"])
+def test_a_mistyped_name_leaves_no_sweep_behind(tmp_path: Path, mistake: str) -> None:
+    space = ["--variant=baseline", "--space", "optim.lr=choice:0.05"]
+    assert command(tmp_path / "s", *space, mistake) == 1
+    assert not list(tmp_path.iterdir())
+    assert command(tmp_path / "s", *space) == 0
 
 
 def test_values_are_checked_beside_the_others_of_the_space(

@@ -64,7 +64,10 @@ def main(argv: list[str]) -> int:
     out = Path(given.out or f"sweeps/{usual_name(config)}")
     if given.report_only and not out.is_dir():
         raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or name --out")
-    searches = _searches(config, _space(given.space, config), given, out)
+    space = _space(given.space, config)
+    if not given.report_only:
+        _check_fit(_first(config, _ends(space)))
+    searches = _searches(config, space, given, out)
     complete = given.report_only or run_sweep(searches, budget_seconds=budget, quiet=given.quiet, say=_say)
     found = _report(searches, out)
     trained = [search.folder for search in searches if any(search.folder.glob("*.json"))]
@@ -83,26 +86,40 @@ def _space(words: list[str] | None, config: RunConfig) -> Space:
         grid = ADAMW_GRID if resolved(config).optim.name == "adamw" else paper.GRID
         return {key: Choice(values) for key, values in grid.items()}
     space = parse_space(words)
-    ends = {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}
+    ends = _ends(space)
     for key, values in ends.items():
-        others = {k: v for k, v in ends.items() if k != key}
-        for value in values:
-            _check_value(config, key, value, others)
+        for value in values:  # raises now if a value is a word for a number, or fits none of the others
+            _first(config, ends | {key: (value,)})
     return space
 
 
-def _check_value(config: RunConfig, key: str, value: Any, others: dict[str, tuple[Any, ...]]) -> None:
-    """Raise now if a value is a word for a number, or fits none of the other settings' values."""
+def _ends(space: Space) -> dict[str, tuple[Any, ...]]:
+    from protoseam.lab.experiments.space import Choice
+
+    return {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}
+
+
+def _first(config: RunConfig, values: dict[str, tuple[Any, ...]]) -> RunConfig:
+    """Return the config of the first combination whose settings go together; raise ConfigError if there is none."""
     from protoseam.lab.experiments.space import apply
 
     refusals = []
-    for point in itertools.islice(itertools.product(*others.values()), _MOST_TRIED):
+    for point in itertools.islice(itertools.product(*values.values()), _MOST_TRIED):
         try:
-            apply(config, {key: value} | dict(zip(others, point, strict=True)))
-            return
+            return apply(config, dict(zip(values, point, strict=True)))
         except ConfigError as error:
             refusals.append(error)
     raise refusals[0]
+
+
+def _check_fit(config: RunConfig) -> None:
+    """Raise if there is no such data or network, before a sweep is made that would be bound to the mistake."""
+    from protoseam.lab import models
+    from protoseam.lab.data.loading import load
+
+    root = None if config.data_root is None else Path(config.data_root)
+    dataset = load(config.data, root, image_size=config.image_size)
+    models.build(config.model, dataset.num_classes, dataset.input_shape, **config.model_options)
 
 
 def _variants(config: RunConfig, given: argparse.Namespace) -> list[Variant]:
@@ -148,13 +165,15 @@ def _searches(config: RunConfig, space: Space, given: argparse.Namespace, out: P
 
 
 def _say(search: Search, slot: int, row: dict[str, Any]) -> None:
+    from protoseam.lab.experiments.sweep import NOT_RUN
+
     params = "  ".join(
         f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in row["params"].items()
     )
     if row["value"] is None:
         why = row["diverged"].partition(". ")[0]  # the remedy after it is for a single run
-        what = why if why.startswith("not run") else f"diverged: {why}"
+        what = why if why.startswith(NOT_RUN) else f"diverged: {why}"
     else:
         what = f"val {100 * row['value']:.2f} %"
     if not row["counted"]:

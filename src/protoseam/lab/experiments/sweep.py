@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protoseam.errors import SeamError
+from protoseam.errors import ModelError, SeamError
 from protoseam.lab.data.names import for_markdown
 from protoseam.lab.engine.config import ConfigError, RunConfig, resolved, to_dict
 from protoseam.lab.engine.distributed import refuse_torchrun
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
+NOT_RUN = "not run"  # how the reason begins for a point that cannot be run
 _LOOK_AGAIN = 1.0  # seconds between two looks at trials that other workers have
 
 
@@ -142,7 +143,7 @@ def _claim(waiting: list[tuple[Search, int, FrozenTrial]], locks: ExitStack, say
                 for seed in search.seeds:
                     search.config(claim.params, seed)
             except ConfigError as error:
-                _finish(claim, f"not run: its settings do not go together ({error})", say)
+                _finish(claim, f"{NOT_RUN}: its settings do not go together ({error})", say)
                 continue
             locks.push(mine.pop_all())
             return claim
@@ -170,7 +171,7 @@ def _work(claim: _Claim, deadline: float | None, quiet: bool, say: Say) -> bool:
 
 
 def _train(claim: _Claim, deadline: float | None, quiet: bool) -> str | None:
-    """Train a trial's runs, one after the other; return None, or why one diverged."""
+    """Train a trial's runs, one after the other; return None, or why one diverged or cannot be run."""
     try:
         for seed, directory in zip(claim.search.seeds, claim.directories, strict=True):
             config = claim.search.config(claim.params, seed)
@@ -178,6 +179,8 @@ def _train(claim: _Claim, deadline: float | None, quiet: bool) -> str | None:
             train(config, directory.path, held=directory, quiet=quiet, budget_seconds=left, test=False)
     except (DivergedError, SeamError) as error:
         return str(error).partition("\n")[0]
+    except ModelError as error:  # such as an image size that the network does not take
+        return f"{NOT_RUN}: {error}"
     return None
 
 
@@ -220,7 +223,7 @@ Row = dict[str, Any]
 
 
 def collect(search: Search) -> list[Row]:
-    """Return one row per slot: highest validation accuracy first, then the diverged, then the missing.
+    """Return one row per slot: highest validation accuracy first, then the diverged, those not run, and the missing.
 
     Equal accuracies stay in the order of the slots, so the first of the grid wins.
     """
@@ -231,11 +234,13 @@ def collect(search: Search) -> list[Row]:
         row |= {"accuracies": [], "seconds": None}
         if slot in finished:
             trial = finished[slot]
-            row |= {"state": "diverged" if trial.value is None else "done", "params": trial.params}
+            unable = str(trial.user_attrs.get("diverged")).startswith(NOT_RUN)
+            state = "done" if trial.value is not None else NOT_RUN if unable else "diverged"
+            row |= {"state": state, "params": trial.params}
             row |= {"accuracy": trial.value} | {k: v for k, v in trial.user_attrs.items() if k in row}
         rows.append(row)
-    order = {"done": 0, "diverged": 1, "missing": 2}
-    return sorted(rows, key=lambda row: (order[row["state"]], -(row["accuracy"] or 0.0)))
+    order = ("done", "diverged", NOT_RUN, "missing")
+    return sorted(rows, key=lambda row: (order.index(row["state"]), -(row["accuracy"] or 0.0)))
 
 
 def best_config(search: Search, rows: Sequence[Row]) -> RunConfig | None:
