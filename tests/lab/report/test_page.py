@@ -159,6 +159,21 @@ def test_groups_are_named_by_what_differs() -> None:
     ]
 
 
+def test_a_baseline_is_one_setting_whatever_the_seam_of_the_others() -> None:
+    """The cluster figure's Baseline names a seam of two dimensions, which it does not have."""
+    runs = several()
+    narrow = {**runs[0].config, "lift": {**runs[0].config["lift"], "dim": 2}}
+    assert len(grouped([dataclasses.replace(runs[0], config=narrow), *runs[1:]])) == 2
+
+
+def test_the_reference_is_the_baseline_with_the_most_seeds() -> None:
+    runs = several()
+    other = {**runs[0].config, "epochs": 7, "seed": 99}
+    text = page([dataclasses.replace(runs[0], config=other), *runs])
+    assert f"To baseline, epochs {runs[0].config['epochs']}" in text
+    assert re.search(r"[+−][0-9.]+ \[[+−][0-9.]+, [+−][0-9.]+\]", text)
+
+
 def test_data_of_the_same_name_is_told_apart_by_its_samples() -> None:
     """A copy in another place is the same data, and so is another image size; changed samples are not."""
     base = several()[0]

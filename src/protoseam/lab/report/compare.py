@@ -54,8 +54,9 @@ def grouped(runs: Sequence[Gathered]) -> list[Group]:
         if settings["data"] in paper.DATASETS and settings["augment"] == "auto":
             settings["augment"] = "paper"  # the same for these images
         settings["data"] = data
-        if settings["variant"] != "protoseam":  # which has no seam to be set
-            settings = {k: v for k, v in settings.items() if not k.startswith("lift.") or k == "lift.dim"}
+        if settings["variant"] != "protoseam":  # of a seam Unlifted has the width, and Baseline nothing
+            own = {"lift.dim"} if settings["variant"] == "unlifted" else set()
+            settings = {k: v for k, v in settings.items() if not k.startswith("lift.") or k in own}
         found.setdefault(repr(sorted(settings.items(), key=str)), Group(settings, [])).runs.append(run)
     groups = list(found.values())
     return [dataclasses.replace(g, label=_label(g, groups)) for g in groups]
@@ -121,9 +122,9 @@ def comparison_sections(groups: list[Group], beside: Path | None) -> tuple[list[
 
 
 def _reference(groups: list[Group]) -> Group:
-    """The one group of variant baseline, else the first."""
+    """Of variant baseline the first group with the most runs; without any, the first group."""
     plain = [group for group in groups if group.settings["variant"] == "baseline"]
-    return plain[0] if len(plain) == 1 else groups[0]
+    return max(plain, key=lambda group: len(group.runs), default=groups[0])
 
 
 def _results(blocks: dict[str, list[Group]], what: str) -> Markup:
