@@ -65,6 +65,7 @@ def test_good_data_pass_without_a_word() -> None:
         ),
         (replace(GOOD, train_images=GOOD.train_images.astype(np.float32)), "are float32 of shape"),
         (replace(GOOD, train_images=GOOD.train_images[..., 0]), "make them"),
+        (replace(GOOD, train_images=GOOD.train_images.repeat(4, 3)), "train images have 4 channels: keep 1"),
         (replace(GOOD, test_images=GOOD.test_images[:, :1]), "bring both to one size"),
         (replace(GOOD, train_labels=GOOD.train_labels.astype(np.int32)), "give int64"),
         (replace(GOOD, classes=()), "no classes"),

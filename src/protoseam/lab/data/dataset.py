@@ -75,6 +75,11 @@ def _array_errors(dataset: ArrayDataset) -> list[str]:
     for split, images, labels in _splits(dataset):
         if images.dtype == np.uint8 and images.ndim != 4:
             errors.append(f"{split} images have shape {images.shape}: make them (N, height, width, channels)")
+        elif images.dtype == np.uint8 and images.shape[3] not in (1, 3):
+            errors.append(
+                f"{split} images have {images.shape[3]} channels: keep 1 (grey) or 3 (colours); x[..., :3] drops an "
+                "alpha channel"
+            )
         elif images.dtype != np.uint8 and not (images.dtype == np.float32 and images.ndim == 2):
             errors.append(
                 f"{split} images are {images.dtype} of shape {images.shape}: give uint8 (N, height, width, "
