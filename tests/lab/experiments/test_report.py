@@ -377,6 +377,9 @@ def test_the_search_of_unlifted_is_sorted_by_validation_and_shares_a_run_with_ta
     assert table.rows[:2] == [["0.1", "0.0005", "77.00"], ["0.05", "0.002", "75.00"]]
     assert [line[2] for line in table.rows[2:]] == ["missing"] * 18
     assert "Unlifted 75.00, Baseline missing, ProtoSeam missing" in table.caption
+    runs[own]["validation_accuracy"] = 1.0
+    table = reporting.part_tables("unlifted-grid", runs, Scope())["unlifted-grid"]
+    assert [line[2] for line in table.rows[:2]] == ["100.00", "75.00"]
 
 
 def test_the_cost_of_the_study_is_one_line() -> None:

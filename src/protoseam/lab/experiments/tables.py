@@ -178,11 +178,9 @@ def sweep_table(points: Sequence[Point], scope: Scope, setting: str) -> Table:
 
 def grid_table(runs: Runs, scope: Scope) -> Table:
     """Unlifted's own search by validation accuracy, best first, beside the variants as the paper has them."""
-    rows = [
-        [f"{rate:g}", f"{decay:g}", _shown(_validation(runs.get(name)))]
-        for (rate, decay), name in grid_names(scope).items()
-    ]
-    rows.sort(key=lambda row: row[2] if row[2] != MISSING else "", reverse=True)
+    found = [(point, _validation(runs.get(name))) for point, name in grid_names(scope).items()]
+    found.sort(key=lambda item: -1.0 if item[1] is None else item[1], reverse=True)
+    rows = [[f"{rate:g}", f"{decay:g}", _shown(accuracy)] for (rate, decay), accuracy in found]
     seed = scope.seeds[0]
     beside = {v: runs.get(f"{scope.grid}-{v}-{seed}") for v in ("unlifted", "baseline", "protoseam")}
     told = ", ".join(f"{TITLES[v]} {_shown(_validation(run))}" for v, run in beside.items())
