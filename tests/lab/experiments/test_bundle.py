@@ -90,6 +90,12 @@ def test_a_damaged_or_missing_part_adds_nothing(halfway: Path, tmp_path: Path) -
     assert not list((tmp_path / "there").iterdir())
 
 
+def test_a_mistyped_folder_of_parts_makes_no_study(tmp_path: Path) -> None:
+    with pytest.raises(ProtoSeamError, match="manifest"):
+        bundle.unpack(tmp_path / "mistyped", tmp_path / "study")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["../out.json", "unfinished/run/lock", "notes.txt", "link.json", "bad.json"])
 def test_an_archive_of_anything_but_a_study_is_refused(name: str, tmp_path: Path) -> None:
     content = io.BytesIO()

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protoseam.errors import DataError
 from protoseam.lab.data.archives import extract
@@ -123,12 +123,13 @@ def unpack(folder: Path, study: Path) -> Unpacked:
         DataError: if a part or a file of the archive is missing, damaged or not a study's.
         ConfigError: if an unfinished run has other settings in ``study``.
     """
+    manifest = check(folder / _MANIFEST, read_json(folder / _MANIFEST), _PARTS)
     study.mkdir(parents=True, exist_ok=True)
     refuse_links(study)
     with tempfile.TemporaryDirectory(dir=study, prefix=".unpack-") as work:
         archive, staged = Path(work, "study.tar.gz"), Path(work, "study")
         with archive.open("wb") as file:
-            for data in _verified(folder):
+            for data in _verified(folder, manifest["parts"]):
                 file.write(data)
         extract(archive, staged)
         _vet(staged)
@@ -144,9 +145,8 @@ def unpack(folder: Path, study: Path) -> Unpacked:
     return found
 
 
-def _verified(folder: Path) -> Iterator[bytes]:
-    manifest = check(folder / _MANIFEST, read_json(folder / _MANIFEST), _PARTS)
-    for i, part in enumerate(manifest["parts"]):
+def _verified(folder: Path, parts: list[dict[str, Any]]) -> Iterator[bytes]:
+    for i, part in enumerate(parts):
         path = folder / _part(i)
         try:
             data = read_bounded(path, part["size"])
