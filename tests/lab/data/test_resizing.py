@@ -64,6 +64,8 @@ def test_a_resized_image_is_antialiased() -> None:
 
 def test_named_and_array_data_are_resized_too(tmp_path: Path) -> None:
     assert load("digits", image_size=16).sample_shape == (16, 16, 1)
+    with pytest.raises(DataError, match="image_size=5000: at most 4096"):
+        load("digits", image_size=5000)
     rows = RNG.normal(size=(6, 4)).astype(np.float32)
     np.savez(
         tmp_path / "rows.npz", x_train=rows, y_train=np.arange(6) % 2, x_test=rows, y_test=np.arange(6) % 2

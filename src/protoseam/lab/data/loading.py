@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ def load(
     Raises:
         DataError: if the data is missing, damaged, unsafe or not fit to train on.
     """
+    if image_size is not None and image_size**2 > images.MAX_PIXELS:
+        raise DataError(f"image_size={image_size}: at most {math.isqrt(images.MAX_PIXELS)} is possible")
     root = _root(root)
     entry = _entry(name_or_path)
     if entry is not None:
