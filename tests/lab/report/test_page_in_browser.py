@@ -60,6 +60,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "plane": page([made_up_run()]),
         "wide": page([made_up_run(classes=31, dim=8, images=620)]),
         "several": page(several()),
+        "many": page([made_up_run(classes=9000, dim=8, images=9000, epochs=1)]),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)
@@ -104,6 +105,13 @@ def test_the_page_is_accessible(browser: Any, pages: dict[str, Path], name: str,
     axe.inject()
     found = axe.run()["violations"]
     assert not found, [(v["id"], [node["html"][:200] for node in v["nodes"][:3]]) for v in found]
+
+
+def test_the_confusion_of_thousands_of_classes_is_drawn(browser: Any, pages: dict[str, Path]) -> None:
+    look_at(browser, pages["many"])
+    drawn = "const c = document.querySelector('#confusion canvas'); return c.getContext('2d')"
+    count = ".getImageData(0, 0, c.width, 1000).data.some((v) => v > 0)"
+    assert browser.execute_script(drawn + count) is True
 
 
 def test_the_slider_moves_the_points_and_play_goes_through_the_epochs(

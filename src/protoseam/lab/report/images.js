@@ -51,14 +51,14 @@ function confusionView() {
     home.append(make("table", { class: "matrix" }, make("caption", {}, "True class by row, answer by column"), make("thead", {}, top), make("tbody", {}, ...rows)));
     painters.push(() => cells.forEach((paint) => paint()));
   } else {
-    const step = Math.max(2, Math.floor(800 / C));
+    const step = Math.max(Math.floor(800 / C), Math.min(2, 4000 / C)); // browsers paint no canvas far larger than that
     const canvas = make("canvas", { role: "img", "aria-label": `Confusion matrix of ${C} classes; the list beside it holds its largest mistakes` });
-    canvas.width = canvas.height = step * C;
+    canvas.width = canvas.height = Math.round(step * C);
     home.append(make("p", { class: "hint" }, "True class by row, answer by column, in the order of the classes. Point at a cell to read it."), canvas);
     const pen = canvas.getContext("2d");
     painters.push(() => {
       pen.clearRect(0, 0, canvas.width, canvas.height);
-      for (const [i, j, n] of confusion) { pen.fillStyle = shade(i, j, n); pen.fillRect(j * step, i * step, step, step); }
+      for (const [i, j, n] of confusion) { pen.fillStyle = shade(i, j, n); pen.fillRect(j * step, i * step, Math.max(1, step), Math.max(1, step)); }
     });
     const cell = (event) => {
       const box = canvas.getBoundingClientRect();
