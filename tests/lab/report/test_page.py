@@ -143,6 +143,7 @@ def test_several_runs_are_paired_by_seed() -> None:
     assert f"{float(gaps.mean()):+.2f} [{low:+.2f}, {high:+.2f}]" in text
     assert [group.label for group in grouped(runs)] == ["baseline", "protoseam"]
     assert payload(text)["compare"][0]["series"].keys() == {"baseline", "protoseam"}
+    assert payload(text)["compare"][0]["cut"]  # as the section says, the first epochs may lie below
     assert paired({1: 2.0}, {2: 1.0}) is None
     assert paired({1: 2.0}, {1: 1.5}) == (0.5, None)
 
@@ -164,6 +165,17 @@ def test_a_baseline_is_one_setting_whatever_the_seam_of_the_others() -> None:
     runs = several()
     narrow = {**runs[0].config, "lift": {**runs[0].config["lift"], "dim": 2}}
     assert len(grouped([dataclasses.replace(runs[0], config=narrow), *runs[1:]])) == 2
+
+
+def test_the_committed_study_has_one_setting_per_variant() -> None:
+    """Its older files leave the optimizer and the seam's rate to the defaults, and its newer ones name them."""
+    study = Path(__file__).parents[3] / "results" / "paper"
+    runs = [run for run in gather([study]) if run.name.startswith("cifar10-vit_s_conv-")]
+    assert sorted((g.label, len(g.runs)) for g in grouped(runs)) == [
+        ("baseline", 3),
+        ("protoseam", 3),
+        ("unlifted", 3),
+    ]
 
 
 def test_the_reference_is_the_baseline_with_the_most_seeds() -> None:

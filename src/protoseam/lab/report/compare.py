@@ -191,7 +191,7 @@ def _chart(name: str, groups: list[Group]) -> dict[str, Any]:
                 by_epoch.setdefault(row["epoch"], []).append(100 * row["validation_accuracy"])
         series[group.label] = [rounded(_mean(by_epoch.get(epoch, ()))) for epoch in epochs]
     title = f"Validation accuracy: {name}"
-    return {"title": title, "unit": "%", "log": False, "epochs": epochs, "series": series}
+    return {"title": title, "unit": "%", "log": False, "cut": True, "epochs": epochs, "series": series}
 
 
 def _settings(groups: list[Group]) -> Markup:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protoseam.lab.engine.config import ConfigError, RunConfig, to_dict
+from protoseam.lab.engine.config import ConfigError, RunConfig, as_begun, resolved, to_dict
 from protoseam.lab.engine.files import StorageError, read_json
 from protoseam.lab.engine.latents import read_file
 from protoseam.lab.engine.rundata import RunData
@@ -97,7 +97,7 @@ def _from_directory(path: Path) -> Gathered:
     classes = summary.get("classes") or (data.classes if data else [])
     run = Gathered(
         name=path.resolve().name,
-        config=to_dict(config),
+        config=to_dict(resolved(config)),
         metrics=metrics,
         summary=summary,
         environment=directory.read_environment(),
@@ -126,7 +126,7 @@ def _from_row(file: Path) -> Gathered:
     if (wrong := problem(row, _ROW)) is not None:
         raise StorageError(f"{file} is no finished run, {wrong}: name the directory of one")
     try:
-        config = to_dict(from_dict(row["config"]))
+        config = to_dict(resolved(from_dict(as_begun(row["config"]))))
     except ConfigError:  # of another version
         config = {**to_dict(RunConfig()), **row["config"]}
     run = Gathered(
