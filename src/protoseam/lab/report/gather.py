@@ -53,6 +53,12 @@ class Gathered:
         found = self.summary.get("seconds")
         return sum(row.get("seconds", 0.0) for row in self.metrics) or None if found is None else found
 
+    @property
+    def class_count(self) -> int:
+        """Of those named and those that labels and answers show."""
+        seen = (int(self.latents[n].max()) + 1 for n in ("label", "first") if n in self.latents)
+        return max(len(self.classes), *seen, 0)
+
     def class_name(self, index: int) -> str:
         return self.classes[index] if index < len(self.classes) else str(index)
 
@@ -114,8 +120,7 @@ def _from_directory(path: Path) -> Gathered:
 def _check_classes(path: Path, run: Gathered) -> None:
     counts = {run.latents[n].shape[1] for n in ("prototypes", "head") if n in run.latents}
     counts |= {len(run.latents[n]) for n in ("spread", "rival") if n in run.latents}
-    highest = max((int(run.latents[n].max()) for n in ("label", "first") if n in run.latents), default=0)
-    if run.classes and (counts - {len(run.classes)} or highest >= len(run.classes)):
+    if run.classes and counts | {run.class_count} != {len(run.classes)}:
         raise StorageError(
             f"{path / 'latents.safetensors'} is of other classes than the run's {len(run.classes)}: remove it"
         )

@@ -127,8 +127,7 @@ def answers_payload(run: Gathered) -> dict[str, Any] | None:
         found["sheet_rows"] = -(-len(shown_M) // found["columns"])
     if "first" not in kept:
         return found
-    label, first = kept["label"].long(), kept["first"].long()
-    C = max(len(run.classes), int(label.max()) + 1, int(first.max()) + 1)
+    label, first, C = kept["label"].long(), kept["first"].long(), run.class_count
     counts = torch.bincount(label * C + first, minlength=C * C)
     filled = counts.nonzero()[:, 0]
     found |= {

@@ -55,7 +55,7 @@ def run_sections(run: Gathered) -> tuple[list[Markup], dict[str, Any]]:
     answers = answers_payload(run)
     if answers is not None:
         payload["answers"] = answers
-        payload["classes"] = [run.class_name(c) for c in range(_class_count(run))]
+        payload["classes"] = [run.class_name(c) for c in range(run.class_count)]
     if answers is not None and "confusion" in answers:
         found = payload["reliability"] = calibration(run)
         sections += [_mistakes(run), _classes(run), _reliability(found or {}), _images("sheet" in answers)]
@@ -121,7 +121,7 @@ def _latent(run: Gathered, latent: dict[str, Any]) -> Markup:
     lead = f"{what} for {which} test images, coloured by true class."
     if lifted:
         lead += " Stars are prototypes; an ellipse reaches two deviations of the covariance that N2's samples have."
-    if _class_count(run) > 20:
+    if run.class_count > 20:
         lead += " Choose a class to see its name" + (" and its ellipse." if lifted else ".")
     if "head" in latent:
         lead += " The tint is N2's decision."
@@ -141,14 +141,9 @@ def _mistakes(run: Gathered) -> Markup:
     return section("mistakes", "What it confuses", Markup(_MISTAKES_VIEW), short="Mistakes", lead=lead)
 
 
-def _class_count(run: Gathered) -> int:
-    highest = max(int(run.latents[n].max()) for n in ("label", "first") if n in run.latents)
-    return max(len(run.classes), highest + 1)
-
-
 def _classes(run: Gathered) -> Markup:
     kept = run.latents
-    C, label, hit = _class_count(run), kept["label"].long(), (kept["label"] == kept["first"]).double()
+    C, label, hit = run.class_count, kept["label"].long(), (kept["label"] == kept["first"]).double()
     count = torch.bincount(label, minlength=C)
     right = torch.bincount(label, weights=hit, minlength=C) / count.clamp_min(1)
     located = "spread" in kept and len(kept["spread"]) == C
