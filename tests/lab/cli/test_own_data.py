@@ -202,8 +202,9 @@ def test_a_run_does_not_lie_among_the_classes(
     data = folder(tmp_path / "photos")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(data)
-    for words in (["--data=."], ["--data=~/photos", "--out=~/photos"], [f"--data={data}", "--out=green/run"]):
-        assert main(["train", *words, *QUICK, "--image_size=8", "--epochs=1"]) == 1
+    places = (["--data=."], ["--data=~/photos", "--out=~/photos"], [f"--data={data}", "--out=green/run"])
+    for command, words in [*(("train", words) for words in places), ("sweep", ["--data=."])]:
+        assert main([command, *words, *QUICK, "--image_size=8", "--epochs=1"]) == 1
         assert (
             f"lies in the data folder {data}, where it would be taken for a class" in capsys.readouterr().err
         )

@@ -134,6 +134,21 @@ def usual_name(config: RunConfig) -> str:
     return f"{Path(os.path.abspath(config.data)).name}-{config.model}"
 
 
+def refuse_inside_data(data: str, out: Path, beside: str) -> None:
+    """Refuse to write runs among class folders, of which they would be one for every later run.
+
+    The message proposes a place in a folder ``beside`` the data.
+    """
+    from protoseam.lab.data.loading import is_class_folders
+
+    folder = Path(data).expanduser().resolve()
+    if out.resolve().is_relative_to(folder) and is_class_folders(data):
+        raise ConfigError(
+            f"--out {out} lies in the data folder {folder}, where it would be taken for a class: choose a place "
+            f"beside it, such as --out {folder.parent / beside / folder.name}"
+        )
+
+
 def at_least_one(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"--{name} must be at least 1, got {value}")

@@ -16,6 +16,7 @@ from protoseam.lab.cli.parser import (
     known_seeds,
     known_variants,
     read_command,
+    refuse_inside_data,
     spare_threads,
     usual_name,
 )
@@ -64,6 +65,7 @@ def main(argv: list[str]) -> int:
     out = Path(given.out or f"sweeps/{usual_name(config)}")
     if given.report_only and not out.is_dir():
         raise ConfigError(f"there is no sweep in {out}: start one without --report-only, or name --out")
+    refuse_inside_data(config.data, out, "sweeps")
     space = _space(given.space, config)
     if not given.report_only:
         _check_fit(_first(config, _ends(space)))

@@ -16,6 +16,7 @@ from protoseam.lab.cli.parser import (
     known_seeds,
     known_variants,
     read_command,
+    refuse_inside_data,
     spare_threads,
     speaks,
     spelled,
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
         runs = [_going_on(Path(given.resume), spelled(argv, parser))]
     several = len(runs) > 1
     for one, out in runs if given.resume is None else []:
-        _refuse_inside_data(one.data, out)
+        refuse_inside_data(one.data, out, "runs")
     spare_threads(runs[0][0])
     for _, out in runs if several else []:
         refuse_link(out)  # a link in the directory of the runs; a single run's is the user's own
@@ -88,18 +89,6 @@ def main(argv: list[str]) -> int:
         if summary.get("at_chance"):
             print(f"{out}: {summary['at_chance']}")
     return status
-
-
-def _refuse_inside_data(data: str, out: Path) -> None:
-    """Refuse a run among class folders, of which it would be one for every later run."""
-    from protoseam.lab.data.loading import is_class_folders
-
-    folder = Path(data).expanduser().resolve()
-    if out.resolve().is_relative_to(folder) and is_class_folders(data):
-        raise ConfigError(
-            f"--out {out} lies in the data folder {folder}, where it would be taken for a class: choose a place "
-            f"beside it, such as --out {folder.parent / 'runs' / folder.name}"
-        )
 
 
 def _going_on(out: Path, argv: list[str]) -> tuple[RunConfig, Path]:
