@@ -53,13 +53,17 @@ class RiskTransfer:
 
     def shares(self) -> dict[str, float]:
         """``gap`` as a sum of three: the root of the sum of squares is split in proportion to the squares."""
+        return {name: float(share_C.sum()) for name, share_C in self.shares_C().items()}
+
+    def shares_C(self) -> dict[str, Tensor]:
+        """What each class adds to each of :meth:`shares`."""
         mean_C, covariance_C = self.mean_mismatch_C, self.covariance_mismatch_C
         safe_C = torch.hypot(mean_C, covariance_C).clamp_min(torch.finfo(torch.float64).tiny)
         scale_C = self.weight_C * self.lipschitz_C
         return {
-            "non_gaussianity": float((scale_C * self.non_gaussianity_C).sum()),
-            "mean_mismatch": float((scale_C * mean_C * (mean_C / safe_C)).sum()),
-            "covariance_mismatch": float((scale_C * covariance_C * (covariance_C / safe_C)).sum()),
+            "non_gaussianity": scale_C * self.non_gaussianity_C,
+            "mean_mismatch": scale_C * mean_C * (mean_C / safe_C),
+            "covariance_mismatch": scale_C * covariance_C * (covariance_C / safe_C),
         }
 
 

@@ -225,13 +225,9 @@ def _class_rows(audit: Audit, names: tuple[str, ...]) -> list[dict[str, Any]]:
     columns["holds"] = classes.holds_P().tolist()
     columns |= {f"training_{name}": value_P.tolist() for name, value_P in _columns(audit.training).items()}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    for row in rows:
-        joint = math.hypot(row["mean_mismatch"], row["covariance_mismatch"]) or 1.0
-        row["terms"] = {  # as RiskTransfer.shares(), class by class
-            "non_gaussianity": row["lipschitz"] * row["non_gaussianity"],
-            "mean_mismatch": row["lipschitz"] * row["mean_mismatch"] ** 2 / joint,
-            "covariance_mismatch": row["lipschitz"] * row["covariance_mismatch"] ** 2 / joint,
-        }
+    shares = {name: share_P.tolist() for name, share_P in transfer.shares_C().items()}
+    for i, row in enumerate(rows):
+        row["terms"] = {name: share[i] for name, share in shares.items()}
     return [{"name": names[row["index"]], **row} for row in rows]
 
 
