@@ -13,6 +13,7 @@ import torch
 from made_up_pages import made_up_run, several
 from made_up_runs import row, written
 
+from protoseam.errors import DataWarning
 from protoseam.lab.cli.main import main
 from protoseam.lab.cli.parser import read_command
 from protoseam.lab.cli.train import build_parser
@@ -232,6 +233,17 @@ def test_trials_of_a_sweep_are_compared_by_validation_accuracy() -> None:
     assert "Validation accuracy, %" in text
     assert "Test accuracy, %" not in text
     assert re.search(r"protoseam, lr 0.3</th><td>1</td><td>52.00", text)
+
+
+def test_a_damaged_file_of_a_study_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    one, two = (f"cifar100-resnet8-baseline-{seed}" for seed in (42, 43))
+    for name in (one, two):
+        (tmp_path / f"{name}.json").write_text(json.dumps(row(name, 0.7)))
+    (tmp_path / "toy.json").write_text('{"rows": []}')
+    assert [run.name for run in gather([tmp_path])] == [one, two]
+    (tmp_path / f"{two}.json").write_text('{"name": "cif')
+    with pytest.warns(DataWarning, match=f"left out: .*{two}.json cannot be read"):
+        assert [run.name for run in gather([tmp_path])] == [one]
 
 
 def test_latents_of_other_classes_are_refused(run: Path, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protoseam.errors import DataWarning
 from protoseam.lab.engine.config import ConfigError, RunConfig, as_begun, resolved, to_dict
 from protoseam.lab.engine.files import StorageError, read_json
 from protoseam.lab.engine.latents import read_file
@@ -63,6 +64,10 @@ class Gathered:
         return self.classes[index] if index < len(self.classes) else str(index)
 
 
+class _NoRunError(StorageError):
+    """A JSON file that is sound, and not that of a run."""
+
+
 def gather(places: Sequence[Path]) -> list[Gathered]:
     """The runs at these places, in order; a folder without a run of its own stands for the runs in it.
 
@@ -85,8 +90,12 @@ def _at(place: Path) -> list[Gathered]:
     inside = [_from_directory(file.parent) for file in sorted(place.glob("*/config.yaml"))]
     for file in sorted([*place.glob("*.json"), *place.glob("*/*.json")]):
         if not (file.parent / "config.yaml").exists():
-            with suppress(StorageError):  # no file of a run
+            try:
                 inside.append(_from_row(file))
+            except _NoRunError:
+                pass
+            except StorageError as error:
+                warnings.warn(f"left out: {error}", DataWarning, stacklevel=4)
     if not inside:
         raise ConfigError(
             f"{place} holds no run: neither config.yaml, nor folders with one, nor files of a study"
@@ -129,7 +138,7 @@ def _check_classes(path: Path, run: Gathered) -> None:
 def _from_row(file: Path) -> Gathered:
     row = read_json(file)
     if (wrong := problem(row, _ROW)) is not None:
-        raise StorageError(f"{file} is no finished run, {wrong}: name the directory of one")
+        raise _NoRunError(f"{file} is no finished run, {wrong}: name the directory of one")
     try:
         config = to_dict(resolved(from_dict(as_begun(row["config"]))))
     except ConfigError:  # of another version
