@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     refuse_inside_data(config.data, out, "sweeps")
     space = _space(given.space, config)
     if not given.report_only:
-        _check_fit(_first(config, _ends(space)))
+        _check_fit(_first(config, space))
     searches = _searches(config, space, given, out)
     complete = given.report_only or run_sweep(searches, budget_seconds=budget, quiet=given.quiet, say=_say)
     found = _report(searches, out)
@@ -88,27 +88,21 @@ def _space(words: list[str] | None, config: RunConfig) -> Space:
         grid = ADAMW_GRID if resolved(config).optim.name == "adamw" else paper.GRID
         return {key: Choice(values) for key, values in grid.items()}
     space = parse_space(words)
-    ends = _ends(space)
-    for key, values in ends.items():
-        for value in values:  # raises now if a value is a word for a number, or fits none of the others
-            _first(config, ends | {key: (value,)})
+    for key, form in space.items():
+        for value in form.values:  # raises if one is a word for a number, or fits none of the others
+            _first(config, space | {key: Choice((value,))})
     return space
 
 
-def _ends(space: Space) -> dict[str, tuple[Any, ...]]:
-    from protoseam.lab.experiments.space import Choice
-
-    return {k: v.values if isinstance(v, Choice) else (v.low, v.high) for k, v in space.items()}
-
-
-def _first(config: RunConfig, values: dict[str, tuple[Any, ...]]) -> RunConfig:
+def _first(config: RunConfig, space: Space) -> RunConfig:
     """Return the config of the first combination whose settings go together; raise ConfigError if there is none."""
     from protoseam.lab.experiments.space import apply
 
     refusals = []
-    for point in itertools.islice(itertools.product(*values.values()), _MOST_TRIED):
+    points = itertools.product(*(form.values for form in space.values()))
+    for point in itertools.islice(points, _MOST_TRIED):
         try:
-            return apply(config, dict(zip(values, point, strict=True)))
+            return apply(config, dict(zip(space, point, strict=True)))
         except ConfigError as error:
             refusals.append(error)
     raise refusals[0]

@@ -39,6 +39,10 @@ class Range:
     high: float
     kind: str  # uniform, loguniform or int
 
+    @property
+    def values(self) -> tuple[float, float]:
+        return self.low, self.high
+
 
 Space = Mapping[str, Choice | Range]
 
@@ -110,8 +114,8 @@ def grid(space: Space) -> list[dict[str, Any]]:
             f"{', '.join(endless)} is a range, and a grid needs a list: give the number of points with --trials N, "
             "or list them (choice:…)"
         )
-    lists = [values.values for values in space.values() if isinstance(values, Choice)]
-    return [dict(zip(space, point, strict=True)) for point in itertools.product(*lists)]
+    points = itertools.product(*(form.values for form in space.values()))
+    return [dict(zip(space, point, strict=True)) for point in points]
 
 
 def suggest(trial: Trial, space: Space) -> dict[str, Any]:
