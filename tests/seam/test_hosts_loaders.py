@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -35,16 +36,19 @@ def loaders() -> dict[str, Any]:
     """A process's training loader in each host."""
     from accelerate import Accelerator, DataLoaderConfiguration
     from lightning.fabric import Fabric
+    from transformers.trainer_pt_utils import LengthGroupedSampler
 
     torch.manual_seed(2)  # accelerate seeds a sampler with what it draws here
     accelerator = Accelerator(cpu=True)
     dispatching = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     fabric = Fabric(accelerator="cpu", devices=1)
     share = DistributedSampler(data(), shuffle=True)
+    by_length = LengthGroupedSampler(4, lengths=[i % 5 for i in range(N)])
     return {
         "torch": DataLoader(data(), 4, sampler=share, drop_last=True),
         "accelerate": accelerator.prepare(DataLoader(data(), 4, shuffle=True)),
         "accelerate in order": accelerator.prepare(DataLoader(data(), 4)),
+        "accelerate by length": accelerator.prepare(DataLoader(data(), 4, sampler=by_length)),
         "accelerate dispatching": dispatching.prepare(DataLoader(data(), 4)),
         "fabric": fabric.setup_dataloaders(DataLoader(data(), 4, sampler=DistributedSampler(data()))),
     }
@@ -94,6 +98,18 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(7)
 
 
+class OfTwo(Sampler[int]):
+    """A user's sampler for several processes, which does not hold the data set."""
+
+    num_replicas, rank = 2, 0
+
+    def __iter__(self) -> Any:
+        return iter(range(22))
+
+    def __len__(self) -> int:
+        return 22
+
+
 @pytest.mark.parametrize(
     ("options", "samples"),
     [
@@ -102,8 +118,9 @@ def generator() -> torch.Generator:
         ({"shuffle": True, "drop_last": True}, N),
         ({"sampler": SubsetRandomSampler(range(20), generator=generator())}, 20),
         ({"sampler": WeightedRandomSampler(torch.ones(N), 30, generator=generator())}, 30),
+        ({"sampler": OfTwo()}, 22),
     ],
-    ids=["shuffled", "by a generator", "whole batches", "a subset", "weighted"],
+    ids=["shuffled", "by a generator", "whole batches", "a subset", "weighted", "a share of one's own"],
 )
 def test_a_sweep_leaves_the_order_as_it_was(options: dict[str, Any], samples: int) -> None:
     loader = DataLoader(data(), batch_size=8, **options)

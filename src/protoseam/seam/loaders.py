@@ -39,8 +39,8 @@ def swept(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     """Batches of this process's share of the data, while the loader and torch's random state stay as they are.
 
     A DataLoader on a map-style data set is read through another one, if its sampler is one of torch's, accelerate's,
-    Lightning's or timm's that take every sample once: without padding, with the last batch, in an order of its own. Any
-    other loader is iterated itself, and its generators are put back afterwards.
+    Lightning's, timm's or transformers' that take every sample once: without padding, with the last batch, in an order
+    of its own. Any other loader is iterated itself, and its generators are put back afterwards.
 
     Args:
         loader: the loader a user trains with.
@@ -108,9 +108,10 @@ def _share(loader: DataLoader[Any]) -> _Share | None:
 def _sampled(sampler: Any, dataset: Any) -> _Share | None:
     if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):  # torch's for processes, timm's two
         share: _Share | None = _Share(range(len(dataset)), bool(getattr(sampler, "shuffle", False)))
-        if hasattr(sampler.dataset, "_sampler"):  # Lightning's, around a sampler of the user's
-            share = _sampled(sampler.dataset._sampler, dataset)
-        elif len(sampler.dataset) != len(dataset):
+        own = getattr(sampler, "dataset", ())
+        if hasattr(own, "_sampler"):  # Lightning's, around a sampler of the user's
+            share = _sampled(own._sampler, dataset)
+        elif len(own) != len(dataset):
             return None
         return None if share is None else share._replace(rank=sampler.rank, world=sampler.num_replicas)
     if isinstance(sampler, SubsetRandomSampler):
@@ -121,6 +122,9 @@ def _sampled(sampler: Any, dataset: Any) -> _Share | None:
     if isinstance(sampler, RandomSampler) and whole:
         once = not sampler.replacement and sampler.num_samples == len(dataset)
         return _Share(range(len(dataset)), True) if once else None
+    lengths = getattr(sampler, "lengths", ())
+    if type(sampler).__module__.startswith("transformers.") and len(lengths) == len(dataset):
+        return _Share(sorted(range(len(dataset)), key=lengths.__getitem__), False)  # little padding
     return None
 
 
