@@ -218,6 +218,17 @@ def test_gradient_checkpointing_changes_no_number(tmp_path: Path) -> None:
     assert [name for name in without if not torch.equal(with_it[name], without[name])] == []
 
 
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_noisy_embeddings_and_metrics_of_the_inputs(kind: str, tmp_path: Path) -> None:
+    """Both ask the model itself: for its embeddings, and for the name of its inputs."""
+    model, data = (text_model(), Texts()) if kind == "text" else (image_model(), Images())
+    noise = {"neftune_noise_alpha": 5.0} if kind == "text" else {}
+    run = trainer(lifted(model), tmp_path, data, num_train_epochs=2, include_for_metrics=["inputs"], **noise)
+    run.compute_metrics = lambda found: {"inputs": len(found.inputs)}
+    run.train()
+    assert run.evaluate()["eval_inputs"] == len(data)
+
+
 class SeamTrainer(Trainer):
     """As on the page: what replaces ``optimizers=`` for a ``model_init``."""
 

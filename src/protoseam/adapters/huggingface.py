@@ -25,6 +25,14 @@ from transformers import TrainerCallback
 from protoseam.errors import SeamError, SeamWarning
 from protoseam.seam.lifted import Lifted
 
+# for gradient checkpointing (its second name is that from transformers 5.23 on), NEFTune, and the inputs in metrics
+_ASKED = (
+    "gradient_checkpointing_enable",
+    "activation_checkpointing_enable",
+    "get_input_embeddings",
+    "main_input_name",
+)
+
 
 class LiftedForTrainer(nn.Module):
     """A lifted network with the call that the Trainer expects of a model: ``forward(labels=None, **inputs)``.
@@ -87,23 +95,9 @@ class LiftedForTrainer(nn.Module):
         betas = (args.adam_beta1, args.adam_beta2)
         return torch.optim.AdamW(groups, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon), None
 
-    def gradient_checkpointing_enable(self, **options: Any) -> None:
-        """What the Trainer calls for ``gradient_checkpointing=True``: the wrapped model's own method.
-
-        Args:
-            **options: the Trainer's, as the wrapped model takes them.
-        """
-        model: Any = self.net.n1
-        model.gradient_checkpointing_enable(**options)
-
-    def activation_checkpointing_enable(self, **options: Any) -> None:
-        """The same by its name from transformers 5.23 on.
-
-        Args:
-            **options: the Trainer's, as the wrapped model takes them.
-        """
-        model: Any = self.net.n1
-        model.activation_checkpointing_enable(**options)
+    def __getattr__(self, name: str) -> Any:
+        """What the Trainer asks of the model itself is the wrapped model's."""
+        return getattr(self.net.n1, name) if name in _ASKED else super().__getattr__(name)
 
     def deploy(self, *, fold: bool = True) -> nn.Module:
         """The plain model of transformers, with ``save_pretrained``.
