@@ -94,7 +94,8 @@ def test_tables_and_images_by_size_or_network(X: np.ndarray, options: dict[str, 
 
 
 def test_in_a_pipeline_searched_and_in_two_processes() -> None:
-    search = GridSearchCV(piped(), {"protoseamclassifier__network": [8, (16, 16)]}, cv=2).fit(*IRIS)
+    widths = {"protoseamclassifier__network": [np.int64(8), (16, 16)]}  # np.arange gives such numbers
+    search = GridSearchCV(piped(), widths, cv=2, error_score="raise").fit(*IRIS)
     assert search.best_score_ > 0.85
     alone = cross_val_score(piped(), *IRIS, cv=2)
     assert np.array_equal(cross_val_score(piped(), *IRIS, cv=2, n_jobs=2), alone)

@@ -237,7 +237,7 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
         network, classes = self.network, len(self.classes_)
         if not isinstance(network, nn.Module):
             default = _TABLE if x.ndim == 2 else _IMAGES
-            sizes = default if network is None else (network,) if isinstance(network, int) else tuple(network)
+            sizes = default if network is None else np.atleast_1d(network).tolist()  # an array's ints, too
             network = (_table_network if x.ndim == 2 else _image_network)(x, sizes, classes)
         return lift(network, num_classes=classes, dim=self.dim, **(self.options or {}))
 
