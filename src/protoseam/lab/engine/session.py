@@ -232,16 +232,10 @@ class Session:
 
     def opening(self) -> list[str]:
         """Return what a person should know before the first epoch: its data and steps, and what it starts from."""
-        size, batch = self.run.data.size, self.run.data.batch_size
+        run, size, batch = self.run, self.run.data.size, self.run.data.batch_size
         few = few_steps(self.config, size, batch, self.processes.world)
-        start = self.run.start() if self.run.epoch == 0 else None
-        notes = (
-            self.told,
-            optimizer_of(self.config, self.run.weight_decay),
-            epoch_of(size, batch),
-            few,
-            start,
-        )
+        start = run.start() if run.epoch == 0 else None
+        notes = (self.told, optimizer_of(self.config, run.weight_decay), epoch_of(size, batch), few, start)
         return [f"{self.name}: {note}" for note in notes if note]
 
     def record(self, row: dict[str, Any]) -> None:
