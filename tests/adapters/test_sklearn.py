@@ -221,3 +221,8 @@ def test_the_network_built_for_a_table_gets_more_weight_decay(
     monkeypatch.setattr(torch.optim, "AdamW", watched)
     ProtoSeamClassifier(epochs=1, random_state=0, **options).fit(X[:100], DIGITS.target[:100])
     assert used == [pytest.approx(expected)]
+
+
+def test_a_layer_without_a_neuron_is_refused() -> None:
+    with pytest.raises(ProtoSeamError, match=r"network=\(8, 0\): every width must be at least 1"):
+        ProtoSeamClassifier((8, 0)).fit(*IRIS)

@@ -238,6 +238,8 @@ class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(network, nn.Module):
             default = _TABLE if x.ndim == 2 else _IMAGES
             sizes = default if network is None else np.atleast_1d(network).tolist()  # an array's ints, too
+            if min(sizes, default=1) < 1:
+                raise ModelError(f"network={network!r}: every width must be at least 1")
             network = (_table_network if x.ndim == 2 else _image_network)(x, sizes, classes)
         return lift(network, num_classes=classes, dim=self.dim, **(self.options or {}))
 
