@@ -40,7 +40,8 @@ _NUMBERS: tuple[tuple[str, type, int], ...] = (
 
 
 class ProtoSeamClassifier(ClassifierMixin, BaseEstimator):
-    """A network, lifted and trained with AdamW and a cosine decay; the defaults are those of docs/first-try.md.
+    """A network, lifted and trained with AdamW and a cosine decay; the defaults are those of docs/first-try.md,
+    except a table's weight decay.
 
     Standardise the columns of a table first: ``make_pipeline(StandardScaler(), ProtoSeamClassifier())``.
 
